@@ -90,7 +90,7 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
         rest_on_host(model, config.model)
     packs = prepare_packing(model, config)
     if config.decode == "auto" and config.compile and not frozen:
-        log.info("policy.decode: auto takes %s", "shared, compiled" if shares_prompts(model_config, config) else "plain")
+        log.info("policy.decode: auto takes %s", "shared, compiled" if shares_prompts(model, config) else "plain")
     adapter = add_adapter(model, family, config.lora) if config.lora and not frozen else None
     if any(one.adapter for one in config.teachers):
         add_teachers(adapter, config.teachers)

@@ -172,10 +172,11 @@ class SharedReplay(RowEvaluation):
         index, ends = self.prompt_index.tolist(), self.prompts.attention.sum(1).tolist()
         room, order = SharedRoom.of(layers_of(cache), index, [ends[i] for i in index], self.fed.shape[1])
         hidden, places, positions = [last[self.prompt_index[order]]], self.fed[order], self.positions()[:, order]
-        rest = (None, self.temperature[order], torch.zeros_like(self.temperature) if self.sampling.temperature else None)
+        warm, noise = self.temperature[order], torch.zeros_like(self.temperature) if self.sampling.temperature else None
         for t in range(self.fed.shape[1]):
-            fed = (room, places[:, t].contiguous(), positions[:, :, t : t + 1], *rest, self.sampling)
-            hidden.append((draw_next(net, *fed) if self.compiled else step(net, net.extend, *fed))[0])
+            fed, around = places[:, t].contiguous(), (positions[:, :, t : t + 1], None, warm, noise, self.sampling)
+            drawn = draw_next(net, room, fed, around) if self.compiled else step(net, net.extend, room, fed, around)
+            hidden.append(drawn[0])
         return torch.stack(hidden, 1)[torch.tensor(order, device=last.device).argsort()]
 
 
@@ -188,7 +189,7 @@ def of_forwards(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         change = "with every completion in a row of its own"
         yield suspect(BATCH, change, partial(again, packed=False), must_equal="reading")
     yield suspect(CACHE, "token after token from the cache", partial(again, single=True))
-    if shares_prompts(again.policy.net.model.config, again.policy.config):
+    if shares_prompts(again.policy.net.model, again.policy.config):
         change = "token after token behind shared prompts"
         yield suspect(SHARED, change, partial(again, single=True, shared="eager"))
         if again.policy.net.compiled:

@@ -315,12 +315,12 @@ def with_layers_compiled(net: Any, config: Any) -> Any:
     if config.compile:
         from transformers import AttentionInterface
 
-        apart: Any = torch.compiler.disable(attend)
+        apart = cast(Callable[..., tuple[Tensor, None]], torch.compiler.disable(attend))
 
         def attend_compiled(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **others: object
         ) -> tuple[Tensor, None]:
-            how = attend if isinstance(attention_mask, SharedRoom) else apart
+            how: Callable[..., tuple[Tensor, None]] = attend if isinstance(attention_mask, SharedRoom) else apart
             return how(module, query, key, value, attention_mask, **others)
 
         AttentionInterface.register(NAME, attend_compiled)

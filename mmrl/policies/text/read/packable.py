@@ -50,10 +50,10 @@ def refuse_unshared(model: Any, config: TextPolicyConfig) -> None:
         )
 
 
-def shares_prompts(model: Any, config: TextPolicyConfig) -> bool:
+def shares_prompts(model: Pretrained, config: TextPolicyConfig) -> bool:
     """Do completions share their prompts while they are written?"""
     if config.decode == "auto":
-        return config.compile and unshared(config) is None and looks_at_all(model)
+        return config.compile and unshared(config) is None and looks_at_all(model.config)
     return config.decode == "shared"
 
 

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -167,27 +167,23 @@ Drawn = tuple[Float[Tensor, "n d"], Int[Tensor, " n"], Float[Tensor, " n"]]
 """Hidden states, and the tokens that were drawn from them with their log-probabilities."""
 
 
-def draw_next(
-    net: TextNet,
-    cache: Cache | SharedRoom,
-    fed: Int[Tensor, " n"],
-    positions: Real[Tensor, "a n 1"],
-    mask: Tensor | None,
-    temperature: Float[Tensor, " n"],
-    uniform: Float[Tensor, " n"] | None,
-    sampling: Sampling,
-) -> Drawn:
+Around = tuple[Real[Tensor, "a n 1"], Tensor | None, Float[Tensor, " n"], Float[Tensor, " n"] | None, Sampling]
+"""Positions of the tokens that are fed, the mask, temperatures, uniform numbers (None: greedy), and settings."""
+
+
+def draw_next(net: TextNet, cache: Cache | SharedRoom, fed: Int[Tensor, " n"], around: Around) -> Drawn:
     """Feed a token to every row, and draw the next one."""
-    rest = (fed, positions, mask, temperature, uniform, sampling)
-    if not (net.compiled and isinstance(cache, SharedRoom)) or isinstance(sampling, HotSampling):
-        return step(net, net.extend, cache, *rest)
+    if not (net.compiled and isinstance(cache, SharedRoom)) or isinstance(around[-1], HotSampling):
+        return step(net, net.extend, cache, fed, around)
     with cache, uncompiled(net.compiled):
-        return program()(net, net.behind, cache, *rest)
+        return program()(net, net.behind, cache, fed, around)
 
 
-def step(net: TextNet, forward: Callable[..., Tensor], cache: Cache | SharedRoom, fed: Tensor, *rest: Any) -> Drawn:
+def step(
+    net: TextNet, forward: Callable[..., Tensor], cache: Cache | SharedRoom, fed: Int[Tensor, " n"], around: Around
+) -> Drawn:
     """A token of every row, by `extend` of a net or what is in it."""
-    positions, mask, temperature, uniform, sampling = rest
+    positions, mask, temperature, uniform, sampling = around
     hidden = forward(cache, fed[:, None], positions, mask)[:, -1]
     return hidden, *draw(net.logits(hidden, temperature), uniform, sampling)
 
@@ -251,8 +247,8 @@ class Generation:
                     cache.reorder_cache(keep)
                     chosen, rows = chosen[keep], rows.take(keep, stay)
             mask = None if isinstance(cache, SharedRoom) else rows.mask(read + t + 1)
-            warm, noise = temperature[: len(rows)], rows.noise(t + 1)
-            _, chosen, logprob = draw_next(net, cache, chosen, rows.positions + t, mask, warm, noise, self.sampling)
+            around = (rows.positions + t, mask, temperature[: len(rows)], rows.noise(t + 1), self.sampling)
+            _, chosen, logprob = draw_next(net, cache, chosen, around)
         return Completions(*draft.cut(), pasts=() if keeping is None else tuple(keeping.pasts))
 
     def read(self, net: TextNet) -> tuple[Float[Tensor, "n d"], Cache | SharedRoom, Keeping | None, list[int]]:
@@ -367,6 +363,6 @@ class LocalGenerator:
             look_every=1 if host.net.device.type == "cpu" else LOOK_EVERY,
             padded=tuple(len(one) < longest for one in shown),
             ends=tuple(map(len, shown)),
-            shares=shares_prompts(host.net.model.config, host.config),
+            shares=shares_prompts(host.net.model, host.config),
             shown=tuple(shown) if all(one.past is not None for one in shown) else (),
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,7 @@ def test_one_graph_whatever_the_lengths_and_the_rest(tiny: Tiny, monkeypatch: py
     assert made() == (before + 1, {}), "no breaks, so that the host looks at nothing within"
     for counts in ((2, 2), (6, 6), (3, 3, 3)):
         check(plain, shared, some(counts))
+    assert made() == (before + 1, {}), "for all lengths"
     check(plain, shared, [replace(one, view="hinted", shown=Shown(trained=True)) for one in some((3, 3))])
     begun = [Prefix(text.ids_of(group.samples[0]), 0.5) for group in first.groups]
     check(plain, shared, [replace(one, written=prefix) for one, prefix in zip(some((4, 4)), begun, strict=False)])
@@ -87,7 +89,8 @@ def test_one_graph_whatever_the_lengths_and_the_rest(tiny: Tiny, monkeypatch: py
     both = player(folder, worlds[0], **how), ready(player(folder, worlds[1], compile=True, **how))
     check(*both, some((4, 4)))
     kept = [policy.drain_metrics()["rollout/kept_tokens"] for policy in both]
-    assert kept[0] == kept[1] > 0.3 and made() == (before + 1, {})
+    assert kept[0] == kept[1] > 0.3
+    assert made()[0] <= before + 3 and not made()[1], "lone rows of a prompt, and a lone prompt, are kinds of their own"
 
 
 @pytest.mark.usefixtures("traced")
@@ -129,7 +132,7 @@ def test_numbers_that_leave_the_gate_name_what_wrote_them(tiny: Tiny, monkeypatc
 def test_what_auto_takes(tiny: Tiny):
     def shares(family: str = "qwen3_vl", **settings: Any) -> bool:
         config = TextPolicyConfig(tiny(family), **settings)
-        return shares_prompts(load_config(config), config)
+        return shares_prompts(SimpleNamespace(config=load_config(config)), config)  # type: ignore[arg-type] - all it looks at
 
     assert shares(compile=True) and not shares() and shares(decode="shared")
     assert not shares("gemma3", compile=True) and not shares("qwen3_5", compile=True)
