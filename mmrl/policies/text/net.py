@@ -68,6 +68,8 @@ class TextNet(nn.Module):
     banned: Tensor
     compiled: Sequence[nn.Module] = ()
     """Its blocks that are compiled."""
+    shares: bool = False
+    """Do completions share their prompts while they are written?"""
 
     def __init__(
         self,
@@ -225,7 +227,7 @@ class TextNet(nn.Module):
     def behind(
         self, cache: Cache | SharedRoom, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None
     ) -> Float[Tensor, "n r d"]:
-        """As `extend`, in a block of the room."""
+        """What `extend` returns, in a block of the room that is open."""
         known = {cache_word(): cache}
         out = self.core(input_ids=token_ids, attention_mask=attention, position_ids=axes(positions), use_cache=True, **known)
         return out.last_hidden_state

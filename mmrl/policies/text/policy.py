@@ -36,6 +36,7 @@ from mmrl.policies.text.read.distance import COMPARED, ComparedRows
 from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation, evaluation_of
 from mmrl.policies.text.read.looks.rewritten import LOOKS, look
 from mmrl.policies.text.read.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
+from mmrl.policies.text.read.packable import shares_prompts
 from mmrl.policies.text.read.shown import Shown, show, show_rows
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -99,6 +100,7 @@ class TextPolicy(PolicyHooks):
         features = cache_of(loaded.model.model, self.family, config.vision_cache_mib)
         self.net = parts.net(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
+        self.net.shares = shares_prompts(loaded.model, config)
         videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video), self.family.ear(self.processor))
         pictures = PictureInput(config.pictures_ahead_mib)
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, pictures, self.net.count)

@@ -23,7 +23,6 @@ from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.evaluate import RowEvaluation, evaluation_of
-from mmrl.policies.text.read.packable import shares_prompts
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.generate import draw_next, step
@@ -189,7 +188,7 @@ def of_forwards(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         change = "with every completion in a row of its own"
         yield suspect(BATCH, change, partial(again, packed=False), must_equal="reading")
     yield suspect(CACHE, "token after token from the cache", partial(again, single=True))
-    if shares_prompts(again.policy.net.model, again.policy.config):
+    if again.policy.net.shares:
         change = "token after token behind shared prompts"
         yield suspect(SHARED, change, partial(again, single=True, shared="eager"))
         if again.policy.net.compiled:

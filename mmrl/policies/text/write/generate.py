@@ -17,7 +17,6 @@ from mmrl.policies.text.kept import Keeping, Past, layers_of
 from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
-from mmrl.policies.text.read.packable import shares_prompts
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.draft import Draft, Stops
 from mmrl.policies.text.write.read_on import read_on
@@ -363,6 +362,6 @@ class LocalGenerator:
             look_every=1 if host.net.device.type == "cpu" else LOOK_EVERY,
             padded=tuple(len(one) < longest for one in shown),
             ends=tuple(map(len, shown)),
-            shares=shares_prompts(host.net.model, host.config),
+            shares=host.net.shares,
             shown=tuple(shown) if all(one.past is not None for one in shown) else (),
         )
