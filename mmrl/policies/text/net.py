@@ -227,7 +227,7 @@ class TextNet(nn.Module):
     def behind(
         self, cache: Cache | SharedRoom, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None
     ) -> Float[Tensor, "n r d"]:
-        """What `extend` returns, in a block of the room that is open."""
+        """Hidden states as `extend` gives them, in a block of the room that is open."""
         known = {cache_word(): cache}
         out = self.core(input_ids=token_ids, attention_mask=attention, position_ids=axes(positions), use_cache=True, **known)
         return out.last_hidden_state
