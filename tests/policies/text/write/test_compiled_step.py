@@ -55,7 +55,7 @@ def some(counts: Sequence[int]) -> list[Request]:
     return [Request(prompt, count, i, seed=70 + i) for i, (prompt, count) in enumerate(zip(text.prompts(), counts, strict=False))]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def traced() -> Iterator[None]:
     """Graphs are made and not compiled further, which takes a tenth of the time."""
     with pytest.MonkeyPatch.context() as patch:
