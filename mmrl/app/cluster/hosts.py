@@ -67,11 +67,16 @@ def expanded(names: str) -> list[str]:
 
 
 def _jobset(environ: Mapping[str, str], nodes: int, host: str) -> tuple[list[str], str | None]:
-    """Pods of one replicated job are called `SET-JOB-0-INDEX`, below a domain that is called like the set."""
+    """Pods of one job are called `SET-JOB-0-INDEX`, below a domain that is called like the set; ValueError for several jobs."""
     number, domain = environ.get("JOB_COMPLETION_INDEX"), environ.get("JOBSET_NAME")
     name = host.partition(".")[0]
     if number is None or not domain or not name.endswith(f"-{number}"):
         return [], None
+    if nodes > 1 and not name.endswith(f"-0-{number}"):
+        raise ValueError(
+            f"JobSet's pod {name} is of a further replica of its job, and the pods of each replica are counted from 0: set "
+            f"replicas = 1 and parallelism = completions = {nodes}, or give --hosts first,second,... and --node N"
+        )
     return [f"{name.removesuffix(number)}{i}.{domain}" for i in range(nodes)], number
 
 

@@ -258,17 +258,18 @@ def engine_overrides(config: RunConfig, urls: Sequence[str]) -> list[str]:
 def reward_overrides(config: RunConfig, servers: Sequence[Process]) -> list[str]:
     """The words that say where reward servers on another machine are; ValueError for one that no reward asks."""
     found: list[str] = []
+    uses = {f"reward.{i}": reward.use for i, reward in enumerate(config.reward)}
+    uses |= {f"evaluation.reward.{i}": reward.use for i, reward in enumerate(config.evaluation.reward)}
     for server in servers:
-        asked = [i for i, reward in enumerate(config.reward) if port_of(reward.use) == server.port]
+        asked = {key: use for key, use in uses.items() if port_of(use) == server.port}
         if not asked:
             raise ValueError(
                 f"no [[reward]] uses the reward server of {server.words[5]}: write use = "
                 f'"http://{HERE}:{server.port}/NAME" in a [[reward]], or remove it from cluster.rewards'
             )
-        for i in asked:
-            parts = urlsplit(config.reward[i].use)
-            use = urlunsplit(parts._replace(netloc=f"{urlsplit(server.url).hostname}:{server.port}"))
-            found += [] if use == config.reward[i].use else [f"reward.{i}.use={json.dumps(use)}"]
+        for key, before in asked.items():
+            use = urlunsplit(urlsplit(before)._replace(netloc=f"{urlsplit(server.url).hostname}:{server.port}"))
+            found += [] if use == before else [f"{key}.use={json.dumps(use)}"]
     return found
 
 

@@ -61,6 +61,13 @@ def test_eleven_tasks_of_volcano_are_in_the_order_of_their_numbers():
     assert found_hosts(environ, 11, "r-2") == ([f"r-{i}.j" for i in range(11)], 2)
 
 
+def test_pods_that_each_count_from_0_are_not_all_the_first_machine():
+    several = {"JOBSET_NAME": "run", "JOB_COMPLETION_INDEX": "0"}
+    with pytest.raises(ValueError, match=r"pod run-workers-1-0 is of a further replica.*parallelism = completions = 2"):
+        found_hosts(several, 2, "run-workers-1-0")
+    assert found_hosts(several, 1, "run-workers-1-0") == (["run-workers-1-0.run"], 0), "replicas of one machine each are runs"
+
+
 def test_where_no_scheduler_is_the_variables_are_named():
     with pytest.raises(ValueError, match=r"SLURM_NODEID; SkyPilot: SKYPILOT_NODE_IPS.*JOBSET_NAME.*VC_\*_HOSTS.*PBS_NODEFILE"):
         found_hosts({"SLURM_JOB_NODELIST": "a,b"}, 2)

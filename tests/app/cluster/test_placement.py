@@ -120,6 +120,8 @@ def test_two_nodes_share_engines_and_the_first_one_has_the_rewards(spec: str):
     # a run that is resumed on other machines names those
     moved = ["reward=[{use='http://a:8533/tidy'}]", *words[:1], words[2]]
     assert planned(moved, ["c", "d"]).overrides[-1] == 'reward.0.use="http://c:8533/tidy"'
+    watched = planned([*words, "evaluation.reward=[{use='http://127.0.0.1:8533/tidy'}]"], ["a", "b"])
+    assert watched.overrides[-2:] == tuple(f'{key}.use="http://a:8533/tidy"' for key in ("reward.0", "evaluation.reward.0"))
 
 
 def test_every_machine_has_reward_servers_and_judges_that_its_own_trainers_ask(spec: str):
