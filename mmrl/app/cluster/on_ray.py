@@ -4,6 +4,7 @@ Ray knows nothing of training: agents keep a watchdog, as every launch does, and
 of machines goes on from the last checkpoint.
 """
 
+import math
 import os
 import re
 import secrets
@@ -162,6 +163,8 @@ def run_once(job: RayLaunch, variables: Mapping[str, str], tell: Callable[[str],
         group = ray.util.placement_group([job.bundle] * nodes, strategy="STRICT_SPREAD")
         agents = agents_on(job, group, variables, ray)
         hosts = ready(job, [group.ready(), *(agent.host.remote() for agent in agents)], ray)[1:]
+        if not hosts:
+            return 128 + job.asked_by[-1], False
         words, log = job.words_now(), f"{job.output}.logs"
         tell(f"{nodes} machine(s): {', '.join(hosts)}; their logs are {log}/launch-N.log")
         waiting: dict[Actor, int] = {}
@@ -192,17 +195,19 @@ def agents_on(job: RayLaunch, group: Actor, variables: Mapping[str, str], ray: R
 
 
 def ready(job: RayLaunch, asked: Sequence[Actor], ray: Ray) -> list[Actor]:
-    """The answers of all machines; ValueError where they are not to be had in time, with what is free."""
-    try:
-        return ray.get(list(asked), timeout=job.cluster.patience_s)
-    except ray.exceptions.GetTimeoutError:
-        alive = [(one["NodeManagerAddress"], one["Resources"]) for one in ray.nodes() if one["Alive"]]
-        has = "; ".join(f"{host} has {_counted(resources)}" for host, resources in alive)
-        raise ValueError(
-            f"{job.cluster.nodes} machine(s) with {_counted(job.bundle)} each were not free in {job.cluster.patience_s:.0f} s "
-            f"(alive: {has or 'none'}; free on all together: {_counted(ray.available_resources())}): lower cluster.nodes or "
-            "cluster.gpus_per_node, add machines, or raise cluster.patience_s"
-        ) from None
+    """The answers of all machines, none after a signal; ValueError where they are not to be had in time, with what is free."""
+    for _ in range(math.ceil(job.cluster.patience_s / POLL_S)):
+        if job.asked_by:
+            return []
+        with suppress(ray.exceptions.GetTimeoutError):
+            return ray.get(list(asked), timeout=POLL_S)
+    alive = [(one["NodeManagerAddress"], one["Resources"]) for one in ray.nodes() if one["Alive"]]
+    has = "; ".join(f"{host} has {_counted(resources)}" for host, resources in alive)
+    raise ValueError(
+        f"{job.cluster.nodes} machine(s) with {_counted(job.bundle)} each were not free in {job.cluster.patience_s:.0f} s "
+        f"(alive: {has or 'none'}; free on all together: {_counted(ray.available_resources())}): lower cluster.nodes or "
+        "cluster.gpus_per_node, add machines, or raise cluster.patience_s"
+    )
 
 
 def _counted(resources: Mapping[str, float]) -> str:

@@ -1,5 +1,6 @@
 """`mmrl launch --on ray`: what is asked of Ray, what follows when a machine is lost, and what is refused; Ray is a stand-in."""
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,6 +169,13 @@ def test_too_few_machines_are_told_with_what_is_free(tmp_path: Path, told: list[
     with pytest.raises(ValueError, match=expected):
         run_on_ray(job(tmp_path, patience_s=5.0), told.append, ray)
     assert ray.log[-3:] == ["killed", "killed", "group removed"], "nothing keeps cards"
+
+
+def test_a_signal_ends_the_wait_for_machines(tmp_path: Path, told: list[str]):
+    ray, asked = FakeRay([(0, 0)], is_free=False), job(tmp_path, patience_s=5.0)
+    asked.asked_by.append(signal.SIGINT)
+    assert run_on_ray(asked, told.append, ray) == 130 and not ray.started
+    assert ray.log[-3:] == ["killed", "killed", "group removed"]
 
 
 def test_a_dry_run_shows_the_bundles(capsys: pytest.CaptureFixture[str], tmp_path: Path):
