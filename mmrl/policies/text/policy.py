@@ -100,14 +100,13 @@ class TextPolicy(PolicyHooks):
         features = cache_of(loaded.model.model, self.family, config.vision_cache_mib)
         self.net = parts.net(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
-        self.net.shares = shares_prompts(loaded.model, config)
         videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video), self.family.ear(self.processor))
         pictures = PictureInput(config.pictures_ahead_mib)
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, pictures, self.net.count)
         self.ranks, self._followed, self.keeper = Ranks(), False, keeper_of(config, loaded.model.config, parts.worlds is not None)
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
-        self.offers = quantities_of(config, loaded.model)
+        self.offers, self.net.shares = quantities_of(config, loaded.model), shares_prompts(loaded.model, config)
         self.teachers = Teachers(self, lambda one: TextPolicy(one, parts=parts.of_reader()), parts.asked)
 
     @property
