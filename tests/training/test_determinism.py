@@ -1,6 +1,7 @@
 """The same config in two processes, with other hash seeds and threads: the same run, bit for bit."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,23 @@ def test_a_demo_from_imitation_on(tmp_path: Path, name: str):
     models = [sorted(folder.rglob("*.safetensors")) for folder in sorted(tmp_path.glob("cache-*"))]
     assert models[0] and [file.read_bytes() for file in models[0]] == [file.read_bytes() for file in models[1]]
     check_equal(one, other)
+
+
+@pytest.mark.evidence
+def test_a_compiled_run_goes_on(tmp_path: Path):
+    """The step of its tokens and its blocks are compiled anew by the process that resumes it, with an empty cache."""
+    words = ["policy.compile=true", "policy.sampling.max_new_tokens=8", "steps=4", "save_every=2", "optimizer.lr=1e-2"]
+    (tmp_path / "mine.py").write_text(REWARD)
+
+    def mmrl(*words: str, cache: str) -> None:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / cache)}
+        subprocess.run([sys.executable, "-m", "mmrl", "train", *words], cwd=tmp_path, env=environment, check=True, timeout=900)
+
+    mmrl("tiny/image", *SHORT, TEXT[0], *words, "output=run-1", cache="first")
+    shutil.copytree(tmp_path / "run-1", tmp_path / "run-2")
+    shutil.rmtree(tmp_path / "run-2" / "checkpoints" / "step-4")
+    mmrl("--resume", "run-2", cache="second")
+    check_equal(*(RunDir.open(tmp_path / f"run-{k}") for k in (1, 2)))
 
 
 def test_inside_nothing_is_left_to_chance(monkeypatch: pytest.MonkeyPatch):
