@@ -141,6 +141,8 @@ class SamplerHooks:
 class PolicyHooks:
     """A policy."""
 
+    turns: int = 1
+    """Processes that read every row together: where there is a gradient, one of them after the other has rows."""
     reads_at_temperatures: bool = False
     """Does it evaluate log-probabilities at another temperature than rows were sampled with (`Reading.temperature`)?"""
 

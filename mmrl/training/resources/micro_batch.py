@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
@@ -62,7 +63,13 @@ class MicroBatches:
         """The batch as micro-batches, equally many on every rank; those added to a rank have no share in the loss."""
         parts = list(self.policy.split(batch, self.size, self.algorithm.scope))
         idle = replace(parts[-1], share=torch.zeros_like(parts[-1].share))
-        return parts + [idle] * (self.ranks.most(len(parts)) - len(parts))
+        turns = with_hooks(self.policy, PolicyHooks).turns if self.ranks.world > 1 else 1
+        if turns > 1:
+            nothing = torch.zeros_like(idle.rollouts.action_mask)
+            idle = replace(idle, rollouts=replace(idle.rollouts, action_mask=nothing))
+        parts += [idle] * (self.ranks.most(len(parts)) - len(parts))
+        before = [idle] * (self.ranks.rank % turns)
+        return [one for part in parts for one in (*before, part, *[idle] * (turns - 1 - len(before)))]
 
     def fit(self, work: Callable[[], T], grow: bool = False) -> T:
         """The result of work that cuts by `size`; done again with a smaller one for as long as memory runs out.

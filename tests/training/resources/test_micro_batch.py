@@ -18,6 +18,7 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Records
 from tests.support.fakes import FakeTextPolicy
+from tests.support.rows import make_batch
 from tests.support.trainers import make_trainer
 
 GRPO = PRESETS["grpo"]
@@ -100,6 +101,33 @@ class Two(Ranks):
     def gather(self, x: Any) -> list[Any]:
         """The other process has half of this one's room, and the same of all else."""
         return [x, x / 2] if isinstance(x, float) else [x, x]
+
+
+class InTurns(FakeTextPolicy):
+    turns = 1
+
+
+class Third(Ranks):
+    """The third of four processes, of which the first has three parts of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world, self.rank = 4, 2
+
+    def gather(self, x: Any) -> list[Any]:
+        return [3, 2, x, 0]
+
+
+@pytest.mark.parametrize(("turns", "mine"), [(1, [0, 1]), (2, [0, 2]), (4, [2, 6])])
+def test_processes_that_read_rows_together_have_them_one_after_the_other(turns: int, mine: list[int]):
+    policy = InTurns()
+    policy.turns = turns
+    sizes = MicroBatches(policy, GRPO, policy.length, Third())
+    cut = sizes.cut(make_batch(torch.ones(2, policy.length), torch.ones(2), {}))
+    assert len(cut) == 3 * turns
+    assert [i for i, part in enumerate(cut) if bool(part.share.any())] == mine
+    # who has no turn has nothing to read either
+    assert turns == 1 or [i for i, part in enumerate(cut) if bool(part.rollouts.action_mask.any())] == mine
 
 
 def test_several_processes_grow_by_the_smallest_room_and_stop_where_one_runs_out(tmp_path: Path):
