@@ -9,6 +9,7 @@ MIXED = ["tiny/image", DATA, "policy.video.workers=0", "evaluation.num_prompts=0
 UNSEEING = f"data={{use='{HERE}/mixed_prompts.py', folder='OUT', kinds=['both', 'text'], dead=2}}"
 DAPO = ["algorithm.preset=dapo", "algorithm.minibatches=1"]
 LORA = ["policy.lora.rank=2", "policy.lora.alpha=4"]
+TEAM = [*MIXED, *REWARD, *SGD, "policy.gradient_checkpointing=true", "micro_batch=200"]
 STOPS = f"policy.sampling.stop={[chr(code) for code in range(33, 127) if chr(code) not in chr(34) + chr(39) + chr(92)]}"
 """So many texts end a turn that a random model is rarely cut."""
 WORLDS = [f"environment.use={HERE}/mixed_worlds.py:answer", "environment.limits.turns=3", "policy.rollout_rows=3", STOPS]
@@ -24,6 +25,8 @@ CASES: dict[str, list[str]] = {
     "unseeing": [*MIXED, UNSEEING, *REWARD, *SGD, "steps=3", "prompts_per_step=2"],
     "episodes": ["tiny/image", *REWARD, *SGD, *WORLDS, "steps=3", "evaluation.num_prompts=0"],
     "dynamic": [*MIXED, *REWARD, *SGD, "steps=4", "prompts_per_step=2", *DAPO, "policy.rollout_rows=3"],
+    # rows of clips and pictures are read by all processes together
+    "team": [*TEAM, "steps=2", "policy.context=WORLD"],
     "lora": ["tiny/image", *REWARD, *SGD, *LORA, "steps=2", "evaluation.num_prompts=0"],
     "half": ["tiny/image", *REWARD, *LORA, "ratio_bound=0.1", "steps=2", "evaluation.num_prompts=0", "policy.dtype=bfloat16"],
     "short": ["tiny/image", *REWARD, "steps=2", "evaluation.num_prompts=0", "optimizer.lr=1e-3"],
@@ -37,6 +40,12 @@ SAMPLERS: dict[str, list[str]] = {
     "bandit_short": [*BANDIT, "steps=2"],
 }
 """A sampler that learns, over two sources."""
+TEAMS: dict[str, list[str]] = {
+    "pairs": [*TEAM, "steps=2", "policy.context=2"],
+    "team_lora": [*TEAM, *LORA, "steps=4", "policy.context=WORLD"],
+    "team_short": [*TEAM, *LORA, "steps=2", "policy.context=WORLD"],
+}
+"""More of rows that are read together."""
 DRAWN = ["tiny/flow", *REWARD, "policy.forward_rows=3", "optimizer.lr=1e-3"]
 ENGINES: dict[str, list[str]] = {
     "flow_lora": [*DRAWN, *LORA, "steps=2"],

@@ -1,5 +1,6 @@
 """Cases trained as `mmrl train` does it, by one or several processes; keeps what must not depend on their number."""
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from mmrl.app.run import context
 from mmrl.app.run.build import Job
 from mmrl.training.ahead.producer import check_lag
 from mmrl.training.trainer import Trainer
-from tests.processes.cases import CASES, ENGINES, ON_CARD, SAMPLERS
+from tests.processes.cases import CASES, ENGINES, ON_CARD, SAMPLERS, TEAMS
 from tests.support.launcher import accelerator_of, end, keep, kinds_in, renew
 
 Seen = dict[str, Any]
@@ -45,7 +46,9 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
         seen["weights"] = policy.weights.state_dict()["weights"]
         policy.save(folder / "saved")
 
-    name, *words = [word.replace("OUT", str(folder.parent)) for word in (ON_CARD | SAMPLERS | ENGINES | CASES)[case]]
+    world = os.environ.get("WORLD_SIZE", "1")
+    known = TEAMS | ON_CARD | SAMPLERS | ENGINES | CASES
+    name, *words = [word.replace("OUT", str(folder.parent)).replace("WORLD", world) for word in known[case]]
     Trainer.credit, jobs.fit = watched, fitted  # type: ignore[method-assign]
     try:
         jobs.run_training(configs.load(name, [*words, f"output='{resume or folder}'"]), resume)

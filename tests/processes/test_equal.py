@@ -20,7 +20,7 @@ from tests.processes.run_cases import trained
 from tests.support.launcher import KINDS, Kind, both, results
 
 pytestmark = pytest.mark.slow
-COMPARED = ("text", "flow", "unseeing", "probes")
+COMPARED = ("text", "flow", "unseeing", "probes", "team")
 REPLICAS = ("episodes", "sampled")
 """Sharded weights have no environment and no samplers, and say so."""
 ONCE = ("probes", "dynamic", "bandit", "bandit=begun_bandit_short")
@@ -145,6 +145,25 @@ def test_a_run_of_two_processes_is_continued_by_one(
     resumed = Ran(tmp_path, [{"long": trained("long", tmp_path / "long", tmp_path / "begun")}])
     torch.testing.assert_close(resumed.rows("long"), alone.rows("long")[2:], atol=0, rtol=0)
     assert distance(resumed.weights("long"), alone.weights("long")) < 1e-5
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_processes_that_read_rows_in_pairs_equal_one(alone: Ran, kind: Kind, tmp_path: Path):
+    many = Ran(tmp_path, results("tests.processes.run_cases", kind, tmp_path, "pairs", processes=4))
+    torch.testing.assert_close(many.rows("pairs"), alone.rows("team"), atol=0, rtol=0)
+    assert distance(many.weights("pairs"), alone.weights("team")) < 1e-5
+    for a, b in zip(alone.metrics("team"), many.metrics("pairs"), strict=True):
+        assert b == {name: pytest.approx(x, abs=2e-5, rel=1e-4, nan_ok=True) for name, x in a.items()}
+
+
+@pytest.mark.evidence
+def test_a_run_whose_rows_are_read_together_is_continued(tmp_path: Path):
+    one = run_alone(tmp_path / "one", ["team_lora"])
+    words = "team_short", "team_lora=team_short"
+    two = Ran(tmp_path / "two", results("tests.processes.run_cases", "replicated", tmp_path / "two", *words))
+    torch.testing.assert_close(two.rows("team_lora"), one.rows("team_lora")[2:], atol=0, rtol=0)
+    assert distance(two.weights("team_lora"), one.weights("team_lora")) < 1e-5
 
 
 def memory(run: Path, step: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 Kind = Literal["one", "replicated", "sharded", "zero2", "zero3"]
 KINDS: tuple[Kind, ...] = ("replicated", "sharded")
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+TORCHRUN = ["-m", "torch.distributed.run", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "--nproc_per_node"]
 
 
 Done = subprocess.CompletedProcess[str]
@@ -20,16 +20,16 @@ Done = subprocess.CompletedProcess[str]
 def started(module: str | Path, *words: Any, processes: int = 2, timeout: float = 900.0, **env: str) -> Done:
     """A module or a script with words, under torchrun where it is more than one process; killed after `timeout` seconds."""
     what = [str(module)] if isinstance(module, Path) else ["-m", module]
-    argv = [sys.executable, *(TORCHRUN if processes > 1 else []), *what, *map(str, words)]
+    argv = [sys.executable, *([*TORCHRUN, str(processes)] if processes > 1 else []), *what, *map(str, words)]
     path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env}
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def results(module: str | Path, kind: Kind, out: Path, *words: Any) -> list[dict[str, Any]]:
+def results(module: str | Path, kind: Kind, out: Path, *words: Any, processes: int = 2) -> list[dict[str, Any]]:
     """What every process of `module kind out words...` saved with `leave`, in rank order."""
     out.mkdir(parents=True, exist_ok=True)
-    done = started(module, kind, out, *words, processes=1 if kind == "one" else 2)
+    done = started(module, kind, out, *words, processes=1 if kind == "one" else processes)
     assert done.returncode == 0, done.stderr[-4000:]
     return [torch.load(path, weights_only=True) for path in sorted(out.glob("rank-*.pt"))]
 
@@ -71,7 +71,7 @@ def accelerator_of(kind: Kind, **more: Any) -> Any:
         renew(accelerator)
     else:
         accelerator = Accelerator(cpu=True, **more)
-    assert accelerator.num_processes == (1 if kind == "one" else 2)
+    assert accelerator.num_processes == (1 if kind == "one" else int(os.environ["WORLD_SIZE"]))
     assert (accelerator.distributed_type == DistributedType.FSDP) == (kind == "sharded")
     assert (accelerator.distributed_type == DistributedType.DEEPSPEED) == (kind in ("zero2", "zero3"))
     return accelerator

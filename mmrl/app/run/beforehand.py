@@ -8,6 +8,7 @@ from typing import Any, Protocol, get_args, runtime_checkable
 
 from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.advantages.flow import StepRewards
+from mmrl.algorithms.algorithm import OF_SCORES
 from mmrl.algorithms.planners.begun import Wordings
 from mmrl.algorithms.planners.hints import AskedHalves
 from mmrl.algorithms.samplers.valued import NearestValue
@@ -27,7 +28,10 @@ from mmrl.core.types import Prompt
 from mmrl.engine.command import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.workers.settings import SamplerSettings
+from mmrl.policies.text.read.answer_tokens import ANSWERS
+from mmrl.policies.text.read.evaluate import QUANTITIES
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.accelerator import zero_stage
 from mmrl.runtime.blame import UnavailableError
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
@@ -85,6 +89,7 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_companions(config)
     check_samplers(config, ranks)
     check_ahead(config, ranks)
+    check_context(config, ranks)
     warn_of_idle_settings(config)
 
 
@@ -212,6 +217,25 @@ def check_ahead(config: RunConfig, ranks: Ranks) -> None:
     for reason in [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(f"ahead is {config.ahead}, and {reason}: change that, or set ahead = 0")
     refuse_lag(config.algorithm.algorithm, config.ahead)
+
+
+def check_context(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse rows that several processes read together where that was not tried."""
+    policy = config.policy
+    if not isinstance(policy, TextPolicyConfig) or policy.context == 1:
+        return
+    asked = {reading.quantity for reading in config.algorithm.algorithm.all_reads if reading.model != OF_SCORES}
+    others = sorted(asked - {*QUANTITIES, ANSWERS})
+    reasons = {
+        f"ahead = {config.ahead} was not tried with it": config.ahead > 0,
+        f"cluster.samplers = {config.cluster.samplers} was not tried with it": config.cluster.samplers > 0,
+        f"algorithm {config.algorithm.label} reads {', '.join(others)}, which was not tried with it": bool(others),
+        "DeepSpeed was not tried with it: start with configs/accelerate/ddp.yaml or fsdp2.yaml": (
+            ranks.accelerator is not None and zero_stage(ranks.accelerator) > 0
+        ),
+    }
+    for reason in [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f"policy.context is {policy.context}, and {reason}: change that, or leave policy.context out")
 
 
 def check_environment(config: RunConfig, ranks: Ranks) -> None:

@@ -39,7 +39,7 @@ from mmrl.core.types import Prompt
 from mmrl.data.sources import Sources, StreamedSources, first_of_each
 from mmrl.data.validate import Report, check
 from mmrl.policies.shared.workers.settings import SamplerSettings
-from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
+from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher, refuse_rest
 from mmrl.runtime.cache import cache_folder, note_use
 from mmrl.runtime.process_state import seed
 from mmrl.training.callbacks import Callback
@@ -187,6 +187,9 @@ def look_before(config: RunConfig, ranks: Ranks) -> None:
 
 
 def check_ranks(config: RunConfig, processes: int) -> None:
+    """Raise ValueError for processes that cannot share prompts evenly, or be cut into teams that read rows together."""
+    if isinstance(config.policy, TextPolicyConfig):
+        refuse_rest(config.policy.context, processes)
     if config.prompts_per_step % processes:
         raise ValueError(
             f"prompts_per_step is {config.prompts_per_step}, which {processes} processes cannot share evenly: "

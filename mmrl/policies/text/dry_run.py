@@ -6,6 +6,7 @@ Prompts are read by the model's own processor, completions have a length that is
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from mmrl.policies.text.kept import KeptStrip, Past, layers_of, token_bytes
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.packed.room import SharedRoom
+from mmrl.policies.text.packed.team import Team
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
@@ -243,6 +245,9 @@ class TextDryRun(DryRun):
                 worlds=worlds,
             ),
         )
+        if config.context > 1:
+            self.policy.net.read_with(Team(config.context))
+            self.policy.turns = config.context
         if worlds is not None:
             worlds.fill(self.policy.encode, self.length)
             self.policy.encode = replace(self.policy.encode, processor=OneReading(self.policy.processor))
@@ -370,7 +375,8 @@ def load_processor(config: TextPolicyConfig, family: Family) -> Any:
 
 def forward(work: RowEvaluation, net: TextNet) -> None:
     """One evaluation, and where gradients are on the backward pass that follows it."""
-    values = net(work)
+    with nullcontext() if net.team is None else net.team.led_by(0):
+        values = net(work)
     if torch.is_grad_enabled():
         torch.stack([value.sum() for value in values.values()]).sum().backward()
 

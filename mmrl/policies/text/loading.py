@@ -34,7 +34,7 @@ from mmrl.policies.text.families.base import extractor_of
 from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.in_4_bits import load_quantized, refuse_other_codes, weights_folder
-from mmrl.policies.text.read.packable import prepare_packing, refuse_unshared, shares_prompts
+from mmrl.policies.text.read.packable import prepare_packing, refuse_unable, shares_prompts
 from mmrl.policies.text.read.score import add_head, save_with_head
 from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
 from mmrl.runtime.near import near
@@ -196,7 +196,7 @@ def load_config(config: TextPolicyConfig) -> Any:
             "language model"
         )
     kind = found.model_type
-    refuse_unshared(found, config)
+    refuse_unable(found, config)
     if not remote and (refusal := refusal_of(kind, found.is_encoder_decoder)) is not None:
         raise ValueError(f"policy.model {name!r} is of type {kind}, which {refusal}: `mmrl ls families --all` lists what trains")
     return found

@@ -17,6 +17,7 @@ from mmrl.policies.text.families.generic import COUNTS, counts
 from mmrl.policies.text.packed.attention import NAME, packing
 from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.packed.row import PackedRow
+from mmrl.policies.text.packed.team import Team
 from mmrl.policies.text.prompt.encode import PromptBatch
 from mmrl.policies.text.vision.cache import Features, VisionCache, joined, look_apart
 from mmrl.runtime.tensors import to_device
@@ -91,20 +92,34 @@ class TextNet(nn.Module):
         banned = torch.zeros(self.num_tokens, dtype=torch.bool)
         banned[sorted(banned_ids)] = True
         self.register_buffer("banned", banned, persistent=False)
+        self.team: Team | None = None
+        """The processes that read packed rows together."""
         self.stand_in: Media | None = None
         self.passes: Callable[[int], int] = int
         """How often this forward must pass the vision part, given how often its own media do."""
         self.is_cut = False
         """FSDP or ZeRO-3 spreads the weights."""
 
-    def join(self, ranks: Ranks, stand_in: Media | None) -> None:
-        """Keep step with the others: pass the vision part as often as they do, looking at `stand_in` if there is nothing else."""
+    def join(self, ranks: Ranks, stand_in: Media | None, context: int) -> int:
+        """Keep step with the others: pass the vision part as often as they do, looking at `stand_in` if there is nothing else.
+
+        Returns how many of them read packed rows together: `context`, or 1 where there are no others.
+        """
         self.stand_in, self.is_cut = stand_in, ranks.is_sharded
         if self.features is not None:
             self.features.clear()
         if self.features is None or ranks.is_sharded:
             # A replica's frozen vision part waits for no other process.
             self.passes = ranks.passes
+        if context == 1 or ranks.world == 1:
+            return 1
+        self.read_with(Team.of(ranks, context))
+        return context
+
+    def read_with(self, team: Team) -> None:
+        """Read packed rows together with other processes from now on."""
+        self.team = team
+        team.attach(self.core.language_model)
 
     def idle_vision(self, media: Sequence[Media]) -> Tensor:
         """0, through the vision part as often as other processes pass it and this forward's `media` do not.

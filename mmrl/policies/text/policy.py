@@ -213,7 +213,7 @@ class TextPolicy(PolicyHooks):
 
     def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
         """Parts of at most `micro_batch` positions, padding included; rows of a prompt stay together while they fit."""
-        return pack(batch, micro_batch, scope, self.reads_packed(batch.rollouts.trace))
+        return pack(batch, micro_batch * self.turns, scope, self.reads_packed(batch.rollouts.trace))
 
     def join(self, traces: Sequence[Trace]) -> TextTrace:
         return join([trace for trace in traces if isinstance(trace, TextTrace)])
@@ -240,7 +240,7 @@ class TextPolicy(PolicyHooks):
         self.module = wrap_module(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
         self.net = with_layers_compiled(accelerator.unwrap_model(self.module), self.config)
         self.ranks = Ranks(accelerator)
-        self.net.join(self.ranks, self.stand_in().media if self.ranks.world > 1 else None)
+        self.turns = self.net.join(self.ranks, self.stand_in().media if self.ranks.world > 1 else None, self.config.context)
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self.teachers.prepare()
         self._followed = False

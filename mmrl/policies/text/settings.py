@@ -119,6 +119,9 @@ class TextPolicyConfig:
     prefix: Literal["auto", "packed", "repeated"] = "auto"
     """How completions are read: packed behind their prompt in one row, or each with its prompt repeated; auto packs where the
     model can and it saves a tenth of the tokens."""
+    context: Count = 1
+    """Processes that read a packed row together, each a piece of it, so that long clips fit; they divide the heads of attention
+    and the run's processes. Every process samples rows of its own, as without it."""
     sampling: Sampling = Sampling()
     """How completions are drawn while training."""
     system_prompt: str = ""
@@ -179,6 +182,7 @@ class TextPolicyConfig:
                 "variant to a folder of their own, and name that"
             )
         refuse_decode(self)
+        refuse_context(self)
         check_teachers([one.name for one in self.teachers], any(one.adapter for one in self.teachers), self.lora)
         shared = [one.name for one in self.teachers if self.engine is not None and {*one.url} & {*self.engine.url}]
         if shared:
@@ -214,6 +218,31 @@ def unshared(policy: TextPolicyConfig) -> str | None:
         "policy.attn_implementation is another one than sdpa": policy.attn_implementation not in (None, "sdpa"),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def refuse_context(policy: TextPolicyConfig) -> None:
+    """Raise ValueError for rows that several processes read together, where that is not possible or was not tried."""
+    reasons = {
+        "policy.prefix = 'repeated' packs no rows": policy.prefix == "repeated",
+        "policy.attn_implementation is another one than sdpa": policy.attn_implementation not in (None, "sdpa"),
+        "policy.compile was not tried with it": policy.compile,
+        f"policy.decode = {policy.decode!r} was not tried with it": policy.decode not in ("auto", "plain"),
+        f"policy.weights = {policy.weights!r} was not tried with it": policy.weights != "float",
+        "policy.scores puts a head on rows that was not tried with it": bool(policy.scores),
+        "policy.teachers were not tried with it": bool(policy.teachers),
+        "the servers of [policy.engine] were not tried with it": policy.engine is not None,
+    }
+    for reason in [reason for reason, holds in reasons.items() if holds and policy.context > 1]:
+        raise ValueError(f"policy.context is {policy.context}, and {reason}: change that, or leave policy.context out")
+
+
+def refuse_rest(context: int, processes: int) -> None:
+    """Raise ValueError for processes that cannot be cut into teams of `context`."""
+    if processes % context:
+        raise ValueError(
+            f"policy.context is {context}, and the processes of the run are {processes}: start a multiple of {context}, or leave "
+            "policy.context out"
+        )
 
 
 def refuse_quantized(policy: TextPolicyConfig) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from mmrl.policies.shared.compiled import as_written, compile_blocks
 from mmrl.policies.text.packed.room import CURRENT as ROOM
 from mmrl.policies.text.packed.room import SharedRoom
+
+if TYPE_CHECKING:
+    from mmrl.policies.text.packed.team import Team
 
 NAME = "mmrl_packed"
 QUERIES = 1024
@@ -72,6 +75,8 @@ class Packed:
 
     groups: tuple[PackedGroup, ...]
     obeyed: int = 0
+    team: "Team | None" = None
+    """The processes that hold its pieces; None: this one holds all of it."""
 
 
 CURRENT: ContextVar[Packed | None] = ContextVar("packed", default=None)
@@ -189,14 +194,18 @@ def attend(
     if isinstance(attention_mask, SharedRoom):
         layer: Any = module
         return attention_mask.attend(layer.layer_idx, query, scaling), None
-    attention_mask.packed.obeyed += 1
+    packed = attention_mask.packed
+    packed.obeyed += 1
     # Under autocast rotary embeddings leave float32, which only plain SDPA casts.
     q, k, v = query.to(value.dtype), key.to(value.dtype), value
+    if packed.team is not None:
+        q, k, v = packed.team.share_heads(q, k, v, count=packed.groups[-1].end)
     out: list[Tensor] = []
-    for group in attention_mask.packed.groups:
+    for group in packed.groups:
         out.append(look_at_prompt(group, q, k, v, attention_mask, scaling))
         out += look_at_completions(group, q, k, v, attention_mask, scaling)
-    return torch.cat(out)[None], None
+    seen = torch.cat(out)[None]
+    return seen if packed.team is None else packed.team.share_tokens(seen, packed), None
 
 
 def look_at_prompt(

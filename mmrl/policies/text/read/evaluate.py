@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -180,15 +180,70 @@ class LocalEvaluator:
     host: TextHost
 
     def __call__(self, work: RowEvaluation) -> dict[str, Float[Tensor, "n t"]]:
-        net = self.host.net
+        net, turns = self.host.net, turns_of(work, self.host)
         if not (torch.is_grad_enabled() and self.host.config.gradient_checkpointing):
-            return self.host.run(work)
+            return self.host.run(turns)
         # Layers are checkpointed in training mode only; with every dropout off the two modes compute the same.
         net.train()
         try:
-            return self.host.run(work)
+            return self.host.run(turns)
         finally:
             net.eval()
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The work of all processes of a team, one after the other: `Turns(...)(net)` gives what this process's own work gives."""
+
+    own: RowEvaluation
+    idle: RowEvaluation
+    """Brought along where others have their turn."""
+    busy: bool
+    """Has this process a token to evaluate?"""
+    leaders: tuple[int, ...]
+
+    def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
+        assert net.team is not None
+        found = {name: torch.zeros(self.own.mask.shape, device=net.device) for name in self.own.quantities}
+        link = torch.zeros((), device=net.device)
+        for leader in self.leaders:
+            with net.team.led_by(leader):
+                if self.busy and leader == net.team.index:
+                    found = self.own(net)
+                else:
+                    # Its gradient is 0, and its backward pass the way on which the leader's comes back.
+                    link = link + sum(0 * x.sum() for x in self.idle(net).values())
+        return {name: x + link for name, x in found.items()}
+
+
+def turns_of(work: RowEvaluation, host: TextHost) -> RowEvaluation | Turns:
+    """The work, among that of a team which reads packed rows together."""
+    team = host.net.team
+    if team is None or work.row is None:
+        return work
+    busy = len(work.chosen) > 0
+    asked = host.ranks.gather(busy)
+    leaders = tuple(number for number in range(team.size) if any(asked[number :: team.size]))
+    return Turns(work, idle_of(work, host), busy, leaders or (0,))
+
+
+def idle_of(work: RowEvaluation, host: TextHost) -> RowEvaluation:
+    """The same work on a single token that was not sampled, behind the prompt that stands for nothing."""
+    prompt, device = host.stand_in(), host.net.device
+    zero, one = torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.long)
+    token = torch.tensor([[next(iter(host.eos_token_ids), 0)]])
+    return replace(
+        work,
+        prompts=collate_prompts([prompt], host.net.pad_token_id, device),
+        prompt_index=zero.to(device),
+        tokens=token.to(device),
+        lengths=one.to(device),
+        temperature=torch.ones(1, device=device),
+        mask=torch.zeros(1, 1, dtype=torch.bool, device=device),
+        chosen=zero[:0].to(device),
+        row=pack_row([prompt], zero, token, one).to(device),
+        insets=(),
+    )
 
 
 class TokenValues(torch.autograd.Function):

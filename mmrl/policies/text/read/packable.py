@@ -17,6 +17,8 @@ SEEN = frozenset({"gemma3_text", "llama", "qwen2", "qwen2_5_vl_text", "qwen2_vl_
 """Language models whose packed readings are compared with repeated ones in the tests, or that differ from those in sizes only."""
 SHARED = SEEN - {"gemma3_text"}
 """Those whose layers look at everything before them, so that completions may share a prompt while they are written."""
+TOGETHER = frozenset({"qwen2_5_vl", "qwen3_vl"})
+"""Models whose packed rows were read by several processes together."""
 PROMPT, FED = 4, 3
 """Tokens of the row that is tried: a prompt and two completions."""
 
@@ -41,12 +43,23 @@ def prepare_packing(model: Pretrained, config: TextPolicyConfig, weights: bool =
     return False
 
 
-def refuse_unshared(model: Any, config: TextPolicyConfig) -> None:
-    """Raise ValueError where completions are to share prompts while they are written, and by its config a model cannot."""
+def refuse_unable(model: Any, config: TextPolicyConfig) -> None:
+    """Raise ValueError where completions are to share prompts while they are written, or processes to read rows together, and by
+    its config a model cannot, or was not tried."""
     if config.decode == "shared" and not looks_at_all(model):
         raise ValueError(
             f"policy.decode is 'shared', and {model.model_type} has layers that were not compared with it, or look back "
             f"a window only: set policy.decode = 'plain', or take one of {', '.join(sorted(SHARED))}"
+        )
+    if config.context > 1 and model.model_type not in TOGETHER:
+        raise ValueError(
+            f"policy.context is {config.context}, and pieces of rows were not tried with {model.model_type}, whose layers may "
+            f"carry more from token to token than attention does: leave it out, or take one of {', '.join(sorted(TOGETHER))}"
+        )
+    if config.context > 1 and (heads := model.get_text_config().num_attention_heads) % config.context:
+        raise ValueError(
+            f"policy.context is {config.context}, which does not divide the {heads} heads of attention of "
+            f"{config.model!r}: set it to a number that does"
         )
 
 

@@ -313,7 +313,7 @@ def assemble(rows: Sequence[CompletionRow], prompts: PromptCache, host: TextHost
         insets=tuple(row.insets for row in kept) if any(row.insets for row in kept) else (),
         world_seeds=tuple(row.world_seed for row in kept) if any(row.turns for row in kept) else (),
     )
-    packed = host.packs and (host.config.prefix == "packed" or worth_packing(trace))
+    packed = host.packs and (host.config.prefix == "packed" or host.config.context > 1 or worth_packing(trace))
     return Rollouts(
         groups=groups,
         group_ids=integer_tensor(row.request.group_id for row in kept),
