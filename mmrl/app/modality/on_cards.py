@@ -1,6 +1,7 @@
 """The needs that a policy's weights and types have of cards, looked at before a model is loaded."""
 
 import logging
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
@@ -8,6 +9,8 @@ import torch
 from mmrl.app.modality.merge import is_stored_in_codes
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.core.ranks import Ranks
+from mmrl.core.samples import AUDIO
+from mmrl.core.types import Prompt
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.compiled import refuse_uncompilable
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -32,6 +35,16 @@ def check_cards(policy: PolicyConfig, ranks: Ranks) -> None:
         )
     if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.quantized.kernels == "fast":
         refuse_fast_kernels(ranks)
+
+
+def refuse_sharded_sounds(policy: PolicyConfig, prompts: Sequence[Prompt], ranks: Ranks) -> None:
+    """Raise ValueError for the first prompt with a sound, where processes that have none would gather other modules."""
+    heard = next((prompt for prompt in prompts if any(map(AUDIO.holds, prompt.media))), None)
+    if heard is not None and ranks.is_sharded and isinstance(policy, TextPolicyConfig):
+        raise ValueError(
+            f"prompt {heard.id!r} has a sound, which passes modules that pictures do not, and FSDP or ZeRO-3 spreads the "
+            "weights: start with configs/accelerate/ddp.yaml"
+        )
 
 
 def refuse_sharded_codes(policy: TextPolicyConfig | FlowPolicyConfig) -> None:

@@ -1,5 +1,6 @@
 """What config, prompts and rewards show of a run is refused, or said, before its model is loaded."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -284,3 +285,14 @@ def test_weights_in_4_bits_are_not_cut(name: str, stored: bool, monkeypatch: pyt
     said = "is stored in 4 bits" if stored else "policy.weights is 'nf4'"
     with pytest.raises(ValueError, match=rf"{said}, and FSDP and ZeRO-3 cut weights that are numbers: start with .*ddp\.yaml"):
         check_cards(policy, Ranks())
+
+
+def test_sounds_are_refused_before_weights_that_are_cut_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    own = "import mmrl\n\ndef load():\n    return [mmrl.Prompt('7', 'What is heard?', (SOUND,))]\n"
+    (tmp_path / "own.py").write_text(own.replace("SOUND", repr(str(tmp_path / "a.wav"))))
+    (tmp_path / "a.wav").touch()
+    run = load("tiny/image", [f"data={{use='{tmp_path}/own.py'}}", "evaluation.num_prompts=0", "policy.model='/nowhere'"])
+    monkeypatch.setattr("mmrl.app.run.build.look_before", lambda *given: None)
+    monkeypatch.setattr(Ranks, "is_sharded", True)
+    with pytest.raises(ValueError, match=r"prompt '7' has a sound, .* spreads the weights: start with .*ddp\.yaml"):
+        build(run)
