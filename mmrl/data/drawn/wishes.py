@@ -25,7 +25,7 @@ OTHER: Mapping[str, tuple[str, str]] = {
 OPENINGS = ("", "draw ", "please, ", "give me ", "show me ", "make ", "how about ", "we need ", "next, ")
 
 
-class Asked(NamedTuple):
+class SpokenWish(NamedTuple):
     """A shape, and the words in which it is asked for."""
 
     colour: str
@@ -34,10 +34,10 @@ class Asked(NamedTuple):
     caption: str
 
 
-def wordings(wish: Wish) -> list[Asked]:
+def wordings(wish: Wish) -> list[SpokenWish]:
     """All ways to ask for it, 9 openings by 2 words for each thing."""
     words = product(OPENINGS, *(OTHER[word] for word in wish))
-    return [Asked(*wish, f"{opening}{Wish(*others).caption}") for opening, *others in words]
+    return [SpokenWish(*wish, f"{opening}{Wish(*others).caption}") for opening, *others in words]
 
 
 def paraphrase(wish: Wish, rng: np.random.Generator) -> str:

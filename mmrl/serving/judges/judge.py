@@ -64,7 +64,7 @@ class AbsentError(JudgeError, RewardUnavailableError):
 
 
 @dataclass(frozen=True)
-class Server:
+class ServedModel:
     """A model's address and how it is asked, whatever it makes."""
 
     url: str = "http://127.0.0.1:8000/v1"
@@ -114,7 +114,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Endpoint(Server):
+class Endpoint(ServedModel):
     """A model's address and how it is asked: `server.url = "http://127.0.0.1:8000/v1"` in a reward's table."""
 
     concurrency: Annotated[int, Range(1, 1024)] = 8
@@ -307,7 +307,7 @@ def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, obj
     return body | dict(endpoint.extra)
 
 
-def request(endpoint: Server, path: str, body: Mapping[str, object] | None, deadline: float) -> Json:
+def request(endpoint: ServedModel, path: str, body: Mapping[str, object] | None, deadline: float) -> Json:
     """Send a request and return the server's JSON answer, after retries and before the deadline.
 
     JudgeError holds the last trouble, and never the key; it is an AbsentError where nothing took connections to the end.
@@ -348,7 +348,7 @@ def request(endpoint: Server, path: str, body: Mapping[str, object] | None, dead
     raise AbsentError(f"{trouble}: start it again") if is_absent else JudgeError(trouble)
 
 
-def key_of(endpoint: Server) -> str | None:
+def key_of(endpoint: ServedModel) -> str | None:
     """The endpoint's key; None where it names none."""
     if not endpoint.api_key_env:
         return None

@@ -15,7 +15,7 @@ from mmrl.runtime.net.fetch import words
 from mmrl.runtime.net.secrets import Json
 from mmrl.runtime.pictures import open_upright
 from mmrl.runtime.ranges import Count, Positive
-from mmrl.serving.judges.judge import JudgeError, Server, in_threads, request
+from mmrl.serving.judges.judge import JudgeError, ServedModel, in_threads, request
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MOST_PIXELS = 2**24
@@ -25,7 +25,7 @@ SEEDS = 2**31
 
 
 @dataclass(frozen=True)
-class ImagesServer(Server):
+class ImagesServer(ServedModel):
     """A server that draws: `painter = { server.url = "http://127.0.0.1:9000/v1" }`."""
 
     model: str = ""

@@ -33,7 +33,7 @@ class Outputs(Protocol):
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """The part of a leader's row that all of its team must know."""
 
     groups: tuple[PackedGroup, ...]
@@ -86,7 +86,7 @@ class Team:
         if self.leader is None or packed is None:
             return None
         embeds, seen, levels = given["inputs_embeds"], given.get("visual_pos_masks"), given.get("deepstack_visual_embeds") or []
-        layout = self.tell(Layout(packed.groups, given["position_ids"], seen, len(levels)))
+        layout = self.tell(RowLayout(packed.groups, given["position_ids"], seen, len(levels)))
         packed.groups, packed.team, self.brought = layout.groups, self, embeds.shape[1]
         if self.index == self.leader and seen is not None:
             embeds = torch.cat([embeds, *(in_place(seen, level, embeds) for level in levels)])
@@ -98,7 +98,7 @@ class Team:
         anchor = torch.zeros((), device=embeds.device, requires_grad=True)
         there = partial(self.deal, leader=self.leader, shape=shape)
         back = partial(self.collect, leader=self.leader, count=embeds.shape[1])
-        pieces: Tensor = Exchange.apply(embeds, anchor, there, back)  # type: ignore[no-untyped-call]
+        pieces: Tensor = Swap.apply(embeds, anchor, there, back)  # type: ignore[no-untyped-call]
         own = self.piece(layout.positions, count).to(embeds.device)
         new = given | {
             "inputs_embeds": pieces[:1],
@@ -117,7 +117,7 @@ class Team:
             return None
         there = partial(self.collect, leader=self.leader, count=self.brought)
         back = partial(self.deal, leader=self.leader, shape=out.last_hidden_state.shape)
-        out.last_hidden_state = Exchange.apply(out.last_hidden_state, None, there, back)  # type: ignore[no-untyped-call]
+        out.last_hidden_state = Swap.apply(out.last_hidden_state, None, there, back)  # type: ignore[no-untyped-call]
         return out
 
     def count(self, groups: tuple[PackedGroup, ...]) -> int:
@@ -128,12 +128,12 @@ class Team:
         """This process's piece along the last axis."""
         return pad(x, (0, count * self.size - x.shape[-1])).narrow(-1, self.index * count, count)
 
-    def tell(self, layout: Layout) -> Layout:
+    def tell(self, layout: RowLayout) -> RowLayout:
         """The leader's layout."""
         if self.group is None:
             return layout
         seen = None if layout.seen is None else layout.seen.cpu()
-        told = [Layout(layout.groups, layout.positions.cpu(), seen, layout.levels) if self.index == self.leader else None]
+        told = [RowLayout(layout.groups, layout.positions.cpu(), seen, layout.levels) if self.index == self.leader else None]
         distributed.broadcast_object_list(told, src=self.first + cast(int, self.leader), group=self.group)
         [known] = told
         assert known is not None
@@ -162,7 +162,7 @@ class Team:
     def swap(self, x: Tensor) -> Tensor:
         """`pass_on` of axis 1, the others' parts along axis 2; backward the other way round."""
         there, back = partial(self.pass_on, split=1, join=2), partial(self.pass_on, split=2, join=1)
-        return Exchange.apply(x, None, there, back)  # type: ignore[no-untyped-call]
+        return Swap.apply(x, None, there, back)  # type: ignore[no-untyped-call]
 
     def pass_on(self, x: Tensor, split: int, join: int) -> Tensor:
         """Split along one axis, a part for each process, and the others' parts behind each other along another one."""
@@ -195,7 +195,7 @@ def in_place(seen: Int[Tensor, "1 s"], features: Float[Tensor, "m d"], like: Flo
     return torch.zeros_like(like).masked_scatter(seen[..., None].to(like.device), features.to(like))
 
 
-class Exchange(torch.autograd.Function):
+class Swap(torch.autograd.Function):
     """`there(x)`, whose gradient goes `back`: between processes both are sums of nothing else."""
 
     @staticmethod

@@ -192,8 +192,8 @@ class LocalEvaluator:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """The work of all processes of a team, one after the other: `Turns(...)(net)` gives what this process's own work gives."""
+class InTurn:
+    """The work of all processes of a team, one after the other: `InTurn(...)(net)` gives what this process's own work gives."""
 
     own: RowEvaluation
     idle: RowEvaluation
@@ -216,7 +216,7 @@ class Turns:
         return {name: x + link for name, x in found.items()}
 
 
-def turns_of(work: RowEvaluation, host: TextHost) -> RowEvaluation | Turns:
+def turns_of(work: RowEvaluation, host: TextHost) -> RowEvaluation | InTurn:
     """The work, among that of a team which reads packed rows together."""
     team = host.net.team
     if team is None or work.row is None:
@@ -224,7 +224,7 @@ def turns_of(work: RowEvaluation, host: TextHost) -> RowEvaluation | Turns:
     busy = len(work.chosen) > 0
     asked = host.ranks.gather(busy)
     leaders = tuple(number for number in range(team.size) if any(asked[number :: team.size]))
-    return Turns(work, idle_of(work, host), busy, leaders or (0,))
+    return InTurn(work, idle_of(work, host), busy, leaders or (0,))
 
 
 def idle_of(work: RowEvaluation, host: TextHost) -> RowEvaluation:
