@@ -46,6 +46,8 @@ def found_hosts(environ: Mapping[str, str], nodes: int, host: str = "") -> tuple
 
 
 def _slurm(environ: Mapping[str, str]) -> tuple[list[str], str | None]:
+    if environ.get("SLURM_LOCALID", "0") != "0":
+        raise ValueError("Slurm starts several tasks on this machine, and each would be a launch: srun --ntasks-per-node=1")
     said = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     return expanded(said), environ.get("SLURM_NODEID")
 
