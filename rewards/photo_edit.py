@@ -6,7 +6,8 @@
 The answer is a JSON object such as `{"Exposure2012": 0.5, "Clarity2012": 12}`, fenced or bare; what is none, or cannot be
 rendered, scores 0. Exposure, contrast, colours and tone curves are judged by the picture alone, and mmrl's own renderer knows
 Exposure2012, Temperature, Contrast2012 and ToneCurvePV2012. In JarvisArt the picture is Lightroom's, and is compared with the
-unedited photo, so that doing nothing scores 1; masks, its fourth part, are left out: how alike two are could not be read.
+unedited photo, so that doing nothing scores 1; masks, its fourth part, are left out: two are compared by a thousand lines of
+special cases, one for each kind of mask.
 
 Modality: text
 Range: [0, 1]

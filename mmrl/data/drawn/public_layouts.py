@@ -7,6 +7,7 @@
     lessons      NAME/{sft,simple,rl,pairs,test}.jsonl with pictures for each NAME of CHAINS: which digit is next to the 7, with
                  thoughts, rules, and better and worse answers
     key_frames   veason_r1/{sft,rl,test}.jsonl: in which of three pictures a digit is largest, and where, with its masks
+    sounds       r1_aqa/train.jsonl in AVQA's form and mmau/mmau-test-mini.json: is a tone of two seconds low or high
     comparisons  unified_reward_think/{sft,rl,test}.jsonl: which of two pictures shows a digit
     prompts      geneval/, ocr/, pickscore/, hpd/: GenEval's metadata, lines with quoted text, lines of text
 
@@ -19,12 +20,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from mmrl.data.convert import convert
 from mmrl.data.drawn import moving
 from mmrl.data.drawn.prompt_sets import geneval_like, ocr_like
 from mmrl.data.drawn.scenes import Scene, SceneStyle, draw_scene
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.files.paths import write_jsonl
+from mmrl.data.files.wav import write_wav
 
 Row = dict[str, object]
 """An object of a JSON file."""
@@ -236,6 +240,25 @@ def write_json(file: Path, value: Mapping[str, object] | Sequence[object]) -> No
     file.write_text(json.dumps(value), encoding="utf-8")
 
 
+def sounds(folder: Path, seed: int) -> None:
+    """AVQA's questions as R1-AQA writes them, and MMAU's."""
+    for split, name in (("train", "r1_aqa/train.jsonl"), ("held_out", "mmau/mmau-test-mini.json")):
+        rows: list[Row] = []
+        for i in range(SIZE[split]):
+            rng = np.random.default_rng([seed, i, int(split == "train")])
+            right, file = int(rng.integers(2)), f"wavs/{i}.wav"
+            tone = np.sin(2 * np.pi * (300, 1200)[right] * np.arange(32_000) / 16_000)
+            write_wav(folder / Path(name).parent / file, 0.3 * tone, 16_000)
+            asked, options, kind = "Which tone is heard?", ["a low one", "a high one"], ("sound", "music", "speech")[i % 3]
+            told: Row = {"question_text": asked, "multi_choice": options, "answer": right, "audio_path": file}
+            shown: Row = {"question": asked, "choices": options, "answer": options[right], "audio_id": file, "task": kind}
+            rows.append({"id": i, **(told if split == "train" else shown)})
+        if split == "train":
+            write_jsonl({folder / name: rows})
+        else:
+            write_json(folder / name, rows)
+
+
 LAYOUTS: dict[str, Callable[[Path, int], None]] = {
     "refcoco": referring,
     "screenspot": screens,
@@ -245,5 +268,6 @@ LAYOUTS: dict[str, Callable[[Path, int], None]] = {
     "lessons": lessons,
     "key_frames": key_frames,
     "comparisons": comparisons,
+    "sounds": sounds,
 }
 """Name -> what writes its files, from a folder and a seed."""
