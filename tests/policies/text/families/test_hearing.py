@@ -114,7 +114,7 @@ def test_sampled_read_again_packed_repeated_and_transformers_alone_agree(tiny, s
 
 
 def test_what_is_heard_is_learnt_by_reinforcement(tiny, tmp_path: Path):
-    """Even tokens are right for a low tone and odd ones for a high one: deaf, one half is right at most. One question, two tones."""
+    """Even tokens are right for a low tone and odd ones for a high one, so deaf one half is right at most."""
     policy = make(tiny("qwen2_audio"), lora=LoraSettings(rank=4), sampling=Sampling(max_new_tokens=1))
     tones = [write_wav(tmp_path / f"{pitch}.wav", [tone(1.0, pitch)]) for pitch in (300, 2400)]
     optimizer, right = torch.optim.Adam(policy.parameters(), lr=3e-3), list[float]()
