@@ -8,6 +8,7 @@ from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.codes.policy import CodePolicy
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.text.families import Family
+from mmrl.policies.text.families.base import parameters_of
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.training.evaluate import SEED_STEP
 
@@ -55,6 +56,9 @@ def writing_code(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKi
     options = f', variant="{policy.config.variant}"' if kind == "adapter" and policy.config.variant else ""
     yield f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER", dtype="{dtype_to_load(policy)}"{options})'
     yield f'{reader} = Auto{other}.from_pretrained("THIS_FOLDER")'
+    if seeing and "chat_template" not in parameters_of(type(policy.processor).__init__):
+        # transformers loads such a processor without the template
+        yield "processor.chat_template = processor.tokenizer.chat_template"
     yield from (READ_FACTS, "", 'text = template["prefix"] + "QUESTION" + template["suffix"]')
     yield f"chat = [{', '.join(turns(policy))}]"
     if seeing:

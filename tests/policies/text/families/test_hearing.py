@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.answers.spans.sounds import Ear, read_wave
+from mmrl.app.modality.again import writing_code
+from mmrl.app.modality.base import EvaluationTable
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import Audio, Video
 from mmrl.core.types import Prompt, Request, Rollouts
@@ -248,3 +250,15 @@ def test_sounds_are_refused_where_weights_are_spread(tiny, sounds: list[Audio]):
     assert policy.rollout(requests(sounds)[-1:]).action_mask.any()
     with pytest.raises(ValueError, match=r"a prompt has a sound.*start with configs/accelerate/ddp\.yaml"):
         policy.rollout(requests(sounds)[:1])
+
+
+@pytest.mark.parametrize("name", EARS)
+def test_the_lines_on_a_model_card_give_the_processor_its_template(tiny, name: str):
+    from transformers import AutoProcessor
+
+    folder = tiny(name)
+    lines = writing_code(make(folder), EvaluationTable(), "whole")
+    own = [line for line in lines if line.startswith("processor.")]
+    scope = {"processor": AutoProcessor.from_pretrained(folder)}
+    exec("\n".join(own), scope)
+    assert scope["processor"].chat_template
