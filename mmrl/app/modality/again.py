@@ -60,6 +60,8 @@ def writing_code(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKi
         # transformers loads such a processor without the template
         yield "processor.chat_template = processor.tokenizer.chat_template"
     yield from (READ_FACTS, "", 'text = template["prefix"] + "QUESTION" + template["suffix"]')
+    if seeing and "image" not in policy.family.sees:
+        yield '# SOUND is the path of a file; transformers reads it with: pip install "transformers[audio]"'
     yield f"chat = [{', '.join(turns(policy))}]"
     if seeing:
         options = 'add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"'
