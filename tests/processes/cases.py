@@ -46,6 +46,9 @@ TEAMS: dict[str, list[str]] = {
     "team_short": [*TEAM, *LORA, "steps=2", "policy.context=WORLD"],
 }
 """More of rows that are read together."""
+WRITES = ["tiny/writer", *SGD, "steps=2", "evaluation.num_prompts=0", "policy.sampling.max_new_tokens=4"]
+WRITERS: dict[str, list[str]] = {"writer": WRITES}
+"""What a generator draws for a model that writes."""
 DRAWN = ["tiny/flow", *REWARD, "policy.forward_rows=3", "optimizer.lr=1e-3"]
 ENGINES: dict[str, list[str]] = {
     "flow_lora": [*DRAWN, *LORA, "steps=2"],
