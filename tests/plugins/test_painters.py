@@ -4,6 +4,7 @@ import math
 import random
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 
 import mmrl
 from mmrl.app.plugins.resolve import load
+from mmrl.app.run.reward_runners import draw_alike
 from mmrl.core.types import Group, Observation, Prompt, Sample, Scored, Turn
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.scorers import painting
@@ -284,6 +286,14 @@ def test_a_picture_is_the_same_whatever_is_drawn_beside_it(kind, model):
     painter = mmrl.load_painter(own)
     assert [painter.draw([one])[0].image.tobytes() for one in asked] == together
     assert len(set(together)) == 7
+
+
+def test_all_processes_draw_with_the_first_ones_checkpoint(monkeypatch, tmp_path):
+    own = [Studio(one) for one in (Painting(run=str(tmp_path)), Painting(run=str(tmp_path), step=5), Painting(model="a"))]
+    monkeypatch.setattr(painting, "_STUDIOS", {str(i): studio for i, studio in enumerate(own)})
+    ranks: Any = SimpleNamespace(world=2, gather=lambda found: [{run: 3 for run in found}, found])
+    draw_alike(ranks)
+    assert [studio.painting.step for studio in own] == [3, 5, None]
 
 
 def test_who_cannot_paint_is_refused_before_weights_load(tmp_path):

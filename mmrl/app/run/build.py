@@ -27,7 +27,7 @@ from mmrl.app.modality.taught import bind_taught
 from mmrl.app.plugins.lab import TINY, small_models
 from mmrl.app.run.beforehand import look_at_scoring, look_at_settings, refuse_unknown_space
 from mmrl.app.run.folder import SEEN, RunDir
-from mmrl.app.run.reward_runners import load_rewards, reward_runners
+from mmrl.app.run.reward_runners import draw_alike, load_rewards, reward_runners
 from mmrl.app.run.services import build_trackers
 from mmrl.app.run.step_spans import StepSpans
 from mmrl.app.run.trackers import JsonlTracker, Losses, Progress
@@ -116,6 +116,7 @@ def build(
     algorithm = with_rewards(algorithm, config, loaded, rewards, space, firsts)
     look_at_scoring(config, loaded, loaded_more, firsts, scored)
     worlds = worlds_of(config, plug_ins, firsts, space, ranks.world)
+    draw_alike(ranks)
     torch.manual_seed(config.seed)
     if after is None:
         with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
@@ -133,8 +134,10 @@ def build(
         sampler=with_kind(resolved.config.sampler, sampler),
     )
     records = build_records(config, run, space, ranks, watchers) if after is None else after.trainer.records
-    shown = prompts_to_show(config, policy, train_prompts, ranks, run, space)
-    records = replace(in_stage(records, stage, run, evaluator, held_out), seen=shown)
+    records = replace(
+        in_stage(records, stage, run, evaluator, held_out),
+        seen=prompts_to_show(config, policy, train_prompts, ranks, run, space),
+    )
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
     return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None, watched)
 

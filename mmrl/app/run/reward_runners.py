@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mmrl.app.config.reward_needs import declared_space, name_of, other_samples, with_inside
@@ -10,6 +11,9 @@ from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.beforehand import evaluation_scorer, unknown_space
+from mmrl.core.ranks import Ranks
+from mmrl.serving.scorers.painting import unpinned
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 
@@ -81,3 +85,13 @@ def named_reward(
     weight = reward.weight if isinstance(reward, RewardConfig) else 0.0
     how = reward.timeout_s, reward.max_failed, reward.call, reward.transform, reward.sources
     return NamedReward(name, function, weight, *how)
+
+
+def draw_alike(ranks: Ranks) -> None:
+    """Let painters of all processes draw with the checkpoints that the first one finds newest, whenever each first draws."""
+    studios = unpinned() if ranks.world > 1 else []
+    runs = sorted({studio.painting.run for studio in studios})
+    first = ranks.gather({run: Checkpoints(Path(run).expanduser() / "checkpoints").newest_whole() for run in runs})[0]
+    for studio in studios:
+        if (step := first.get(studio.painting.run)) is not None:
+            studio.pin(step)

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,11 @@ class Studio:
             )
         return made
 
+    def pin(self, step: int) -> None:
+        """Draw with this checkpoint from now on."""
+        self.painting = replace(self.painting, step=step)
+        vars(self).pop("painter", None)
+
     def pictures(self, asked: Sequence[Asked]) -> list[Drawn]:
         """In the order asked; a text that cannot be drawn has its own error, and leaves the others alone.
 
@@ -228,6 +233,11 @@ def studio_of(painting: Painting) -> Studio:
     key = json.dumps(asdict(painting), sort_keys=True, default=str)
     with _LOCK:
         return _STUDIOS.setdefault(key, Studio(painting))
+
+
+def unpinned() -> list[Studio]:
+    """Those of this process that draw with the newest checkpoint of a run."""
+    return [studio for studio in _STUDIOS.values() if studio.painting.run and studio.painting.step is None]
 
 
 def name_of(prompt: Prompt, seed: int) -> str:
