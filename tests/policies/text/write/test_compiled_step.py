@@ -12,7 +12,8 @@ from accelerate import Accelerator
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.views import Hint
 from mmrl.core.episodes import Limits
-from mmrl.core.types import Observation, Prefix, Request, Shown
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Branch, Observation, Prefix, Request, Rollouts, Shown
 from mmrl.policies.shared.hypotheses import COMPILED
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.check.diagnose import SHARED
@@ -25,6 +26,7 @@ from mmrl.policies.text.write import generate
 from tests.policies.text.packed.test_room import LONG, asked, check
 from tests.support import text_policies as text
 from tests.support.faults import Fault, message_of
+from tests.support.text_policies import text_trace
 from tests.support.worlds import Inline, player
 
 Tiny = Callable[[str], str]
@@ -55,6 +57,14 @@ def some(counts: Sequence[int]) -> list[Request]:
     return [Request(prompt, count, i, seed=70 + i) for i, (prompt, count) in enumerate(zip(text.prompts(), counts, strict=False))]
 
 
+def branch_of(episodes: Rollouts, seed: int) -> Branch:
+    """The first episode up to its second turn."""
+    sample = episodes.groups[0].samples[0]
+    ids = text_trace(episodes.trace).tokens[0, : sample.turns[1].span[0]].tolist()
+    noted = episodes.recorded[ROLLOUT_LOGPROBS][0, : len(ids)].tolist()
+    return Branch(tuple(sample.turns[:1]), tuple(ids), tuple(noted), (seed, 0))
+
+
 @pytest.fixture
 def traced() -> Iterator[None]:
     """Graphs are made and not compiled further, which takes a tenth of the time."""
@@ -69,7 +79,7 @@ def traced() -> Iterator[None]:
 @pytest.mark.usefixtures("traced")
 def test_one_graph_whatever_the_lengths_and_the_rest(tiny: Tiny, monkeypatch: pytest.MonkeyPatch):
     """Storage that doubles, other prompts and groups, chunks, another policy of the kind, episodes that keep what they have read,
-    completions that go on, and prompts under a view."""
+    episodes that branch, completions that go on, and prompts under a view."""
     monkeypatch.setattr(room, "FIRST", 5)
     how: dict[str, Any] = {"sampling": Sampling(max_new_tokens=12)}
     folder, before = tiny("qwen3_vl"), made()[0]
@@ -87,7 +97,8 @@ def test_one_graph_whatever_the_lengths_and_the_rest(tiny: Tiny, monkeypatch: py
     check(*pair(folder, rollout_rows=8, **how), some((4, 4, 4)))
     worlds = [Inline(lambda *_: Observation("go on"), Limits(turns=3, tokens=2000)) for _ in range(2)]
     both = player(folder, worlds[0], **how), ready(player(folder, worlds[1], compile=True, **how))
-    check(*both, some((4, 4)))
+    episodes = check(*both, some((4, 4)))
+    check(*both, [replace(some((3,))[0], seed=99, written=branch_of(episodes, some((3,))[0].seed))])
     kept = [policy.drain_metrics()["rollout/kept_tokens"] for policy in both]
     assert kept[0] == kept[1] > 0.3
     assert made()[0] <= before + 3 and not made()[1], "lone rows of a prompt, and a lone prompt, are kinds of their own"
