@@ -54,7 +54,7 @@ def test_a_run_that_plans_goes_on_exactly_and_shows_its_plans(tmp_path: Path):
     found = [Checkpoints(run.checkpoints).load(2)["policy"]["weights"] for run in (whole, RunDir.open(half.path))]
     assert found[0] and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
     [line, *_] = map(json.loads, (whole.path / "samples" / "train-000002.jsonl").read_text().splitlines())
-    assert line["completion"] and line["image"]["file"] and "What the model wrote" in (whole.path / "report.html").read_text()
+    assert line["completion"] and line["image"]["file"] and '<pre class="said">' in (whole.path / "report.html").read_text()
     export(whole.path, tmp_path / "out", merge=True)
     facts = json.loads((tmp_path / "out" / "prompt_template.json").read_text())
     assert (facts["template"], facts["suffix"], facts["plan"]["draw"]) == ("plan", "?", "{prompt}: {plan}")
