@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "lines of mmrl/": 97_532,
     "lines of all shipped Python": 106_759,
-    "lines of tests/": 96_585,
+    "lines of tests/": 96_596,
     "files of mmrl/ under 60 lines, outside shelves": 72,
     "names that several classes of mmrl/ bear": 11,
-    "words of README.md and docs/": 80_471,
+    "words of README.md and docs/": 80_472,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")
