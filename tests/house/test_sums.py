@@ -15,8 +15,8 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 97_532,
-    "lines of all shipped Python": 106_759,
+    "lines of mmrl/": 97_531,
+    "lines of all shipped Python": 106_758,
     "lines of tests/": 96_596,
     "files of mmrl/ under 60 lines, outside shelves": 72,
     "names that several classes of mmrl/ bear": 11,

@@ -292,7 +292,7 @@ def test_all_processes_draw_with_the_first_ones_checkpoint(monkeypatch, tmp_path
     own = [Studio(one) for one in (Painting(run=str(tmp_path)), Painting(run=str(tmp_path), step=5), Painting(model="a"))]
     monkeypatch.setattr(painting, "_STUDIOS", {str(i): studio for i, studio in enumerate(own)})
     ranks: Any = SimpleNamespace(world=2, gather=lambda found: [{run: 3 for run in found}, found])
-    draw_alike(ranks)
+    assert draw_alike(None, ranks) is None
     assert [studio.painting.step for studio in own] == [3, 5, None]
 
 

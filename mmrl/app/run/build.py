@@ -115,8 +115,7 @@ def build(
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
     algorithm = with_rewards(algorithm, config, loaded, rewards, space, firsts)
     look_at_scoring(config, loaded, loaded_more, firsts, scored)
-    worlds = worlds_of(config, plug_ins, firsts, space, ranks.world)
-    draw_alike(ranks)
+    worlds = draw_alike(worlds_of(config, plug_ins, firsts, space, ranks.world), ranks)
     torch.manual_seed(config.seed)
     if after is None:
         with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
@@ -134,10 +133,8 @@ def build(
         sampler=with_kind(resolved.config.sampler, sampler),
     )
     records = build_records(config, run, space, ranks, watchers) if after is None else after.trainer.records
-    records = replace(
-        in_stage(records, stage, run, evaluator, held_out),
-        seen=prompts_to_show(config, policy, train_prompts, ranks, run, space),
-    )
+    shown = prompts_to_show(config, policy, train_prompts, ranks, run, space)
+    records = replace(in_stage(records, stage, run, evaluator, held_out), seen=shown)
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
     return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None, watched)
 

@@ -11,6 +11,7 @@ from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.beforehand import evaluation_scorer, unknown_space
+from mmrl.core.episodes import Worlds
 from mmrl.core.ranks import Ranks
 from mmrl.serving.scorers.painting import unpinned
 from mmrl.training.checkpoints.save import Checkpoints
@@ -87,11 +88,12 @@ def named_reward(
     return NamedReward(name, function, weight, *how)
 
 
-def draw_alike(ranks: Ranks) -> None:
-    """Let painters of all processes draw with the checkpoints that the first one finds newest, whenever each first draws."""
+def draw_alike(worlds: Worlds | None, ranks: Ranks) -> Worlds | None:
+    """The worlds, whose painters, as those of rewards, draw in all processes with the checkpoints that the first finds newest."""
     studios = unpinned() if ranks.world > 1 else []
     runs = sorted({studio.painting.run for studio in studios})
     first = ranks.gather({run: Checkpoints(Path(run).expanduser() / "checkpoints").newest_whole() for run in runs})[0]
     for studio in studios:
         if (step := first.get(studio.painting.run)) is not None:
             studio.pin(step)
+    return worlds

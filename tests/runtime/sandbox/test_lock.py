@@ -28,7 +28,7 @@ def test_landlock_alone_closes_files(version: int):
     """By the rules of every version up to the kernel's own."""
     code = (
         f"version = min({version}, lock.landlock_version())\nlock.landlock_version = lambda: version\nlock.close_files()\n"
-        "print(says(os.listdir, '/'), says(open, '/etc/passwd'), says(os.mkdir, '/tmp/no-folder-of-anybody'), sep=', ')"
+        "print(says(os.listdir, '/'), says(open, '/etc/passwd'), says(os.mkdir, '/tmp/nobodys'), sep=', ')"
     )
     assert program(code).stdout.strip() == ", ".join(["Permission denied"] * 3)
 
@@ -55,7 +55,7 @@ def test_a_lock_takes_every_layer():
 @needs_lock
 def test_seccomp_alone_closes_files_and_the_network():
     code = (
-        "lock.filter_calls()\nprint(says(os.listdir, '/'), says(open, '/etc/passwd'), says(os.mkdir, '/tmp/no-folder-of-anybody'),"
+        "lock.filter_calls()\nprint(says(os.listdir, '/'), says(open, '/etc/passwd'), says(os.mkdir, '/tmp/nobodys'),"
         " says(socket.socket), says(os.fork), says(os.kill, os.getppid(), 0), sep=', ')"
     )
     assert program(code).stdout.strip() == ", ".join(["Operation not permitted"] * 6)
