@@ -47,7 +47,9 @@ TEAMS: dict[str, list[str]] = {
 }
 """More of rows that are read together."""
 WRITES = ["tiny/writer", *SGD, "steps=2", "evaluation.num_prompts=0", "policy.sampling.max_new_tokens=4"]
-WRITERS: dict[str, list[str]] = {"writer": WRITES}
+EASEL = "environment={use='easel', form='plain', painter={model='tiny:sd3', num_steps=2, width=64, height=64}}"
+SHOWN = [EASEL, "environment.limits.turns=2", "reward=[{use='shown', picture={use='jpeg_size'}}]"]
+WRITERS: dict[str, list[str]] = {"writer": WRITES, "easel": [*WRITES, *SHOWN, "prompts_per_step=2"]}
 """What a generator draws for a model that writes."""
 DRAWN = ["tiny/flow", *REWARD, "policy.forward_rows=3", "optimizer.lr=1e-3"]
 ENGINES: dict[str, list[str]] = {

@@ -168,10 +168,11 @@ def test_a_run_whose_rows_are_read_together_is_continued(tmp_path: Path):
 
 @pytest.mark.evidence
 def test_two_processes_draw_for_a_writer_as_one_does(tmp_path: Path):
-    one = run_alone(tmp_path / "one", ["writer"])
-    two = Ran(tmp_path / "two", results("tests.processes.run_cases", "replicated", tmp_path / "two", "writer"))
-    torch.testing.assert_close(two.rows("writer"), one.rows("writer"), atol=0, rtol=0, equal_nan=True)
-    assert distance(two.weights("writer"), one.weights("writer")) < 1e-5
+    one = run_alone(tmp_path / "one", ["writer", "easel"])
+    two = Ran(tmp_path / "two", results("tests.processes.run_cases", "replicated", tmp_path / "two", "writer", "easel"))
+    for case in ("writer", "easel"):
+        torch.testing.assert_close(two.rows(case), one.rows(case), atol=0, rtol=0, equal_nan=True)
+        assert distance(two.weights(case), one.weights(case)) < 1e-5
 
 
 def memory(run: Path, step: int) -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """A writer whose pictures a generator draws, with what else a run can do: an easel ahead and resumed, 4 bits, odd rewards."""
 
+from dataclasses import replace
+
 import pytest
 
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.run.folder import RunDir, read_lines
+from mmrl.core.types import Prompt, Sample
+from mmrl.serving.scorers.painting import Painting, Studio
 from tests.processes.cases import STOPS
 from tests.support.each import for_each
 
@@ -59,3 +63,21 @@ def test_what_does_not_go_together_is_refused_before_weights_load(tmp_path, monk
     monkeypatch.setattr("mmrl.app.run.build.build_policy", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(ValueError, match=said):
         train(TrainArguments([*ONE, *words], output=tmp_path / "run"))
+
+
+@pytest.mark.evidence
+def test_a_painters_run_that_trains_on_changes_no_picture(tmp_path):
+    painting = Painting(run=str(tmp_path / "painter"))
+    words = ["tiny/flow", "steps=1", "save_every=1", "optimizer.lr=1e-1", "evaluation.num_prompts=0"]
+    train(TrainArguments(words, output=tmp_path / "painter"))
+
+    def drawn(studio: Studio, seed: int) -> bytes:
+        (made,) = studio.pictures([(Prompt("a", "a cat"), seed)])
+        assert isinstance(made, Sample)
+        return made.image.tobytes()
+
+    studio = Studio(painting)
+    drawn(studio, 1)
+    train(TrainArguments(["steps=2"], resume=tmp_path / "painter"))
+    first, second = (drawn(Studio(replace(painting, step=step)), 2) for step in (1, 2))
+    assert drawn(studio, 2) == first != second
