@@ -20,7 +20,7 @@ LIMITS = {
     "lines of tests/": 96_621,
     "files of mmrl/ under 60 lines, outside shelves": 72,
     "names that several classes of mmrl/ bear": 11,
-    "words of README.md and docs/": 80_472,
+    "words of README.md and docs/": 80_476,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")
