@@ -13,7 +13,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.views import Hint
 from mmrl.core.episodes import Limits
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Branch, Observation, Prefix, Request, Rollouts, Shown
+from mmrl.core.types import Branch, Given, Observation, Prefix, Request, Rollouts, Shown
 from mmrl.policies.shared.hypotheses import COMPILED
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.check.diagnose import SHARED
@@ -57,7 +57,7 @@ def some(counts: Sequence[int]) -> list[Request]:
     return [Request(prompt, count, i, seed=70 + i) for i, (prompt, count) in enumerate(zip(text.prompts(), counts, strict=False))]
 
 
-def branch_of(episodes: Rollouts, seed: int) -> Branch:
+def branch_of(episodes: Rollouts, seed: int) -> Given:
     """The first episode up to its second turn."""
     sample = episodes.groups[0].samples[0]
     ids = text_trace(episodes.trace).tokens[0, : sample.turns[1].span[0]].tolist()
@@ -67,7 +67,10 @@ def branch_of(episodes: Rollouts, seed: int) -> Branch:
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    """Graphs are made and not compiled further, which takes a tenth of the time."""
+    """Graphs are made and not compiled further, which takes a tenth of the time; breaks of others do not count."""
+    from torch._dynamo.utils import counters
+
+    counters["graph_break"].clear()
     with pytest.MonkeyPatch.context() as patch:
         usual = torch.compile
         patch.setattr(torch, "compile", lambda call, **how: usual(call, **how, backend="eager"))
