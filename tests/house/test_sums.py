@@ -15,8 +15,8 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 97_531,
-    "lines of all shipped Python": 106_758,
+    "lines of mmrl/": 97_536,
+    "lines of all shipped Python": 106_763,
     "lines of tests/": 96_624,
     "files of mmrl/ under 60 lines, outside shelves": 72,
     "names that several classes of mmrl/ bear": 11,

@@ -51,7 +51,7 @@ class FakeRay:
 
     def remote(self, **options: Any) -> Callable[[type], Any]:
         self.log.append({name: options[name] for name in ("num_cpus", "num_gpus")})
-        make: Any = lambda scheduling_strategy: SimpleNamespace(remote=lambda: self.agent(scheduling_strategy))  # noqa: E731
+        make: Any = lambda scheduling_strategy: SimpleNamespace(remote=lambda: self.agent(scheduling_strategy))  # noqa: E731 - a keyword that Ray names
         return lambda kind: SimpleNamespace(options=make)
 
     def agent(self, node: int) -> Any:

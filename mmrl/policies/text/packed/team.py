@@ -98,7 +98,7 @@ class Team:
         anchor = torch.zeros((), device=embeds.device, requires_grad=True)
         there = partial(self.deal, leader=self.leader, shape=shape)
         back = partial(self.collect, leader=self.leader, count=embeds.shape[1])
-        pieces: Tensor = Swap.apply(embeds, anchor, there, back)  # type: ignore[no-untyped-call]
+        pieces = swapped(embeds, anchor, there, back)
         own = self.piece(layout.positions, count).to(embeds.device)
         new = given | {
             "inputs_embeds": pieces[:1],
@@ -117,7 +117,7 @@ class Team:
             return None
         there = partial(self.collect, leader=self.leader, count=self.brought)
         back = partial(self.deal, leader=self.leader, shape=out.last_hidden_state.shape)
-        out.last_hidden_state = Swap.apply(out.last_hidden_state, None, there, back)  # type: ignore[no-untyped-call]
+        out.last_hidden_state = swapped(out.last_hidden_state, None, there, back)
         return out
 
     def count(self, groups: tuple[PackedGroup, ...]) -> int:
@@ -162,7 +162,7 @@ class Team:
     def swap(self, x: Tensor) -> Tensor:
         """`pass_on` of axis 1, the others' parts along axis 2; backward the other way round."""
         there, back = partial(self.pass_on, split=1, join=2), partial(self.pass_on, split=2, join=1)
-        return Swap.apply(x, None, there, back)  # type: ignore[no-untyped-call]
+        return swapped(x, None, there, back)
 
     def pass_on(self, x: Tensor, split: int, join: int) -> Tensor:
         """Split along one axis, a part for each process, and the others' parts behind each other along another one."""
@@ -207,3 +207,8 @@ class Swap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.back(grads[0]), None, None, None
+
+
+def swapped(x: Tensor, anchor: Tensor | None, there: Way, back: Way) -> Tensor:
+    """`Swap` of x."""
+    return Swap.apply(x, anchor, there, back)  # type: ignore[no-untyped-call] - torch gives it no types
