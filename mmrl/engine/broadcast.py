@@ -81,6 +81,9 @@ class BroadcastSync(WholeModel):
     def advice(self, update: Update) -> str:
         return 'Does it serve the policy\'s own model? If it does, send a file (policy.engine.sync = "file")'
 
+    def leave(self, client: EngineClient) -> None:
+        """It sees that its group ends."""
+
     def close(self) -> None:
         """Leave all groups."""
         for url in list(self.joined):

@@ -67,7 +67,11 @@ def serve_command(
     words += ["--max-model-len", str(engine.max_length)] if engine.max_length else []
     pixels = {name: value for name in ("min_pixels", "max_pixels") if (value := getattr(policy, name)) is not None}
     words += ["--mm-processor-kwargs", json.dumps(pixels)] if pixels else []
-    words += [*sync_words(resolve_sync(policy, engine), lora_rank), *memory_words(engine, on_cpu), *engine.options]
+    words += [
+        *sync_words(resolve_sync(policy, engine), lora_rank, bool(engine.local)),
+        *memory_words(engine, on_cpu),
+        *engine.options,
+    ]
     return ServeCommand(tuple(words), tuple(variables(engine, on_cpu).items()))
 
 
@@ -85,12 +89,13 @@ def judge_command(model: str, port: int, cards: int, options: Sequence[str], env
     return ServeCommand((*words, *memory_words(EngineConfig(), on_cpu), *options), tuple(own.items()))
 
 
-def sync_words(sync: str, lora_rank: int) -> list[str]:
-    """The options for new weights."""
+def sync_words(sync: str, lora_rank: int, copies: bool = False) -> list[str]:
+    """The options for new weights, which workers copy to their machine first or not."""
+    extension = ["--worker-extension-cls", EXTENSION]
     if sync == "lora":
         # two: the one that is loaded next, and the one before it until that is dropped
-        return ["--enable-lora", "--max-lora-rank", str(serving_rank(lora_rank)), "--max-loras", "1", "--max-cpu-loras", "2"]
-    extension = ["--worker-extension-cls", EXTENSION]
+        adapters = ["--enable-lora", "--max-lora-rank", str(serving_rank(lora_rank)), "--max-loras", "1", "--max-cpu-loras", "2"]
+        return adapters + (extension if copies else [])
     return [*extension, "--weight-transfer-config", json.dumps({"backend": sync})]
 
 

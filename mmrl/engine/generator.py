@@ -179,6 +179,8 @@ class VllmGenerator:
         """End a server that mmrl started, and remove files that were only for it."""
         if self.fleet is not None:
             for member in self.fleet.members:
+                if self.host.ranks.is_main:
+                    self.sync.leave(member.client)
                 member.client.close()
         self.sync.close()
         if self.server is not None:
@@ -315,9 +317,11 @@ def sync_of(host: TextHost, settings: EngineConfig) -> Sync:
     """
     chosen = resolve_sync(host.config, settings)
     if chosen == "lora":
-        return AdapterSync()
+        return AdapterSync(local=settings.local)
     dtype = engine_dtype(host.config, settings)
-    return FileSync(dtype) if chosen == "file" else BroadcastSync(dtype, host.net.device, settings.timeout_s)
+    return (
+        FileSync(dtype, local=settings.local) if chosen == "file" else BroadcastSync(dtype, host.net.device, settings.timeout_s)
+    )
 
 
 def write_locally(

@@ -1,22 +1,26 @@
 """New weights on their way to the servers: an adapter's folder, or all weights in one file."""
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mmrl.engine.wire.client import EngineClient, EngineRefusedError
+from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
+from mmrl.engine.worker.weight_copy import place_of, write_sums
 from mmrl.policies.shared.lora import ADAPTER, is_own
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.host import TextHost
 
 KEPT = 2
 """Updates that stay in the folder: the one that is served, and the one before it."""
+LEAVE_S = 10.0
+"""Longest wait at the end of a run for a server that removes a copy."""
 ADAPTER_PREFIX = "base_model.model."
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -76,16 +80,47 @@ class Sync(Protocol):
         """A sentence for a user whose server refused them."""
         ...
 
+    def leave(self, client: EngineClient) -> None:
+        """The run is over for a server, which may be gone."""
+        ...
+
     def close(self) -> None:
         """The run is over."""
         ...
 
 
+@dataclass(frozen=True)
 class InFolder:
     """The common base of transfers through a folder."""
 
+    local: str = field(default="", kw_only=True)
+    """A folder of each server's machine, into which one of its workers copies the weights for all; empty: each reads them."""
+
+    def wrote(self, update: Update) -> None:
+        """The main process wrote an update."""
+        if self.local:
+            write_sums(update.path)
+
+    def near(self, client: EngineClient, update: Update) -> Path:
+        """The folder that a server is to read, on its own machine where there is a copy.
+
+        Raises:
+            EngineRefusedError: the copy cannot be made.
+        """
+        if not self.local:
+            return update.path
+        if problems := client.ask_workers("copy_near", json.dumps([str(update.path), self.local])):
+            raise EngineRefusedError(f"{client.url}: {problems[0]}")
+        return place_of(str(update.path), self.local)
+
     def advice(self, update: Update) -> str:
         return f"Is {update.path} on a file system that the server sees too? If not, set policy.engine.folder"
+
+    def leave(self, client: EngineClient) -> None:
+        if self.local:
+            with suppress(EngineDownError, EngineRefusedError):
+                client.reopen()
+                client.post("/collective_rpc", {"method": "drop_copies", "args": [self.local]}, LEAVE_S)
 
     def close(self) -> None:
         """The folder is removed by its owner."""
@@ -100,12 +135,14 @@ class AdapterSync(InFolder):
         weights = {ADAPTER_PREFIX + name: whole(weight) for name, weight in named.items() if is_own(name)}
         if host.ranks.is_main:
             host.adapter.save_pretrained(update.path, state_dict=weights, selected_adapters=[ADAPTER])
+            self.wrote(update)
 
     def push(self, client: EngineClient, update: Update) -> None:
+        folder = self.near(client, update)
         with pause_and_empty(client):
             if not self.holds(client, update):
                 old = [name for name in client.model_names() if name.startswith(family_of(update.name))]
-                client.load_adapter(update.name, str(update.path))
+                client.load_adapter(update.name, str(folder))
                 for name in old:
                     client.unload_adapter(name)
 
@@ -146,9 +183,10 @@ class FileSync(WholeModel, InFolder):
                 # one file, whatever its size: an update of a part is none
                 host.net.model.save_pretrained(update.path, state_dict=weights, max_shard_size=2**62)
                 host.processor.save_pretrained(update.path)
+            self.wrote(update)
 
     def push(self, client: EngineClient, update: Update) -> None:
-        file = str(update.path / "model.safetensors")
+        file = str(self.near(client, update) / "model.safetensors")
         if problems := client.ask_workers("weights_problem", file):
             raise EngineRefusedError(f"{client.url} cannot take the weights in {file} ({problems[0]})")
         with pause_and_empty(client):

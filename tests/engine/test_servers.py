@@ -1,10 +1,13 @@
 """Rows written by two real servers over a real tiny model: exact, shared, and refused where they are not the policy's."""
 
 import logging
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,13 +22,14 @@ from mmrl.engine.agreement import FAR
 from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, most_pictures, refuse_other
 from mmrl.engine.generator import text_parts
 from mmrl.engine.preflight import look_at_engine
+from mmrl.engine.sync import InFolder, Update
 from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.runtime.blame import EngineUnavailableError
-from tests.engine.servers import policies_on
+from tests.engine.servers import policies_on, server_of
 from tests.support.fake_engines import FILES, FakeEngine, engines
 from tests.support.text_policies import ids_of, logprobs, mixed, prompts, text_trace
 from tests.support.videos import write_video
@@ -58,6 +62,14 @@ def make(tiny: Callable[[str], str], two: list[FakeEngine]) -> Iterator[Make]:
             return made[-1]
 
         yield build
+
+
+@pytest.fixture
+def local() -> Iterator[str]:
+    """A folder on another file system than that of tests."""
+    folder = tempfile.mkdtemp(dir="/dev/shm")
+    yield folder
+    shutil.rmtree(folder)
 
 
 def gap(policy: TextPolicy, rollouts: Rollouts) -> float:
@@ -120,6 +132,29 @@ def test_adapters_on_top_of_other_weights_are_refused(make):
 @number_of_the_reset
 def test_so_is_one_that_serves_adapters(make, two, number):
     sample_around_a_broken_reset(make(1, lora=LoraSettings(rank=4, alpha=8)), two[0], number)
+
+
+@pytest.mark.parametrize("lora", [LoraSettings(rank=4, alpha=8), None], ids=["lora", "file"])
+def test_what_a_worker_copied_the_other_server_reads(lora, make, two, local, tmp_path, monkeypatch):
+    """What lies in the shared folder is broken behind the first reader, so that a second one would be found out."""
+    near, read = InFolder.near, list[Path]()
+
+    def near_and_break(sync: InFolder, client: EngineClient, update: Update) -> Path:
+        read.append(near(sync, client, update))
+        for file in update.path.glob("*.safetensors"):
+            file.write_bytes(b"gone")
+        return read[-1]
+
+    monkeypatch.setattr(InFolder, "near", near_and_break)
+    policy = make(lora=lora, engine={"folder": str(tmp_path), "local": local})
+    look_at_engine(policy.config)
+    for version in range(2):
+        rollouts = policy.rollout(mixed())
+        assert (gap(policy, rollouts) < BOUND, rollouts.weights_version) == (True, version)
+        assert len(set(read)) == version + 1 and [*Path(local).glob("*-?")] == read[-1:], "one copy, in place of the last"
+        move(policy)
+    server_of(policy).close()
+    assert len(read) == 4 and not list(Path(local).glob("mmrl-weights-*")), "the run is over"
 
 
 def test_servers_share_a_step_and_give_the_policys_own_log_probabilities(make, two):
@@ -293,6 +328,21 @@ def test_another_model_type_or_way_is_refused_before_anything_is_loaded(tiny, tw
             look_at_engine(config)
     with pytest.raises(ValueError, match=r"limits\.tokens alone is 9000: start it with a larger --max-model-len"):
         look_at_engine(TextPolicyConfig(folder, engine=EngineConfig(url=url)), Limits(tokens=9000))
+
+
+def test_copies_that_spare_nothing_or_cannot_be_made_are_refused_before_anything_is_loaded(tiny, two, local, tmp_path):
+    def config(local: str) -> TextPolicyConfig:
+        engine = EngineConfig(url=(two[1].url,), folder=str(tmp_path / "not" / "yet"), local=local)
+        return TextPolicyConfig(tiny("qwen2_5_vl"), engine=engine)
+
+    look_at_engine(config(local))
+    for folder, words in ((str(tmp_path), "one file system on .*: a copy would spare nothing"), ("/proc/x", "cannot be written")):
+        with pytest.raises(ValueError, match=rf"policy\.engine\.local: {folder} .*{words}"):
+            look_at_engine(config(folder))
+    two[1].order(repeat={"/collective_rpc": 500})
+    with pytest.raises(ValueError, match=r"makes no copies .* start it with --worker-extension-cls"):
+        look_at_engine(config(local))
+    two[1].order()
 
 
 def test_another_vocabulary_and_other_options_are_refused(two):

@@ -9,6 +9,7 @@ begins, and with one that failed half-way the next request would end the process
 of the model first, and after a broken transfer the next whole update begins all layers anew.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransfe
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from weight_copy import copy_near, drop_copies, problem_of_local
 from weight_group import Receiver, read_tensors
 
 Shapes = dict[str, tuple[int, ...]]
@@ -236,6 +238,23 @@ class WeightExtension:
             self.check({one.name: one.shape for one in read_tensors(facts)}, "the trainer's weights")
         except ValueError as error:
             return str(error)
+        return ""
+
+    def local_problem(self, message: str) -> str:
+        """Why no copy of weights can be made on this machine; empty: one can."""
+        return problem_of_local(*json.loads(message))
+
+    def copy_near(self, message: str) -> str:
+        """Copy weights to this machine unless another worker did; what is wrong, in one sentence."""
+        try:
+            copy_near(*json.loads(message))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def drop_copies(self, local: str) -> str:
+        """Remove the copy: the run is over."""
+        drop_copies(local)
         return ""
 
     def check(self, given: Shapes, place: str) -> None:

@@ -38,6 +38,9 @@ class EngineConfig:
     broadcast: all of them over the network, with no folder that both see. auto = lora where adapters train, else file."""
     folder: str = ""
     """Where adapters and weights are put, on a file system that the servers see too; empty: a temporary one of this machine."""
+    local: str = ""
+    """A folder of each server's own machine, of one run at a time, such as "/dev/shm/run": one worker of the machine copies new
+    weights there for all. Empty: each worker reads policy.engine.folder."""
     timeout_s: Positive = 600.0
     """Seconds that a request may take, and that a server which is restarting is waited for."""
     retries: CountOrNone = 3
@@ -68,6 +71,18 @@ class EngineConfig:
                 f"policy.engine.url names {far[0]}, which is another machine, and policy.engine.folder is empty, so new weights "
                 "cannot reach it: set policy.engine.folder to a folder that this machine and the servers share, or "
                 'policy.engine.sync = "broadcast"'
+            )
+        if self.local:
+            self._refuse_copies()
+
+    def _refuse_copies(self) -> None:
+        if not self.local.startswith("/"):
+            raise ValueError(f"policy.engine.local is {self.local!r}, and servers have folders of their own: write it from / on")
+        if not self.folder or self.sync == "broadcast":
+            why = "policy.engine.folder is empty" if not self.folder else 'policy.engine.sync = "broadcast" writes none'
+            raise ValueError(
+                f"policy.engine.local is where machines copy files of weights, and {why}: set policy.engine.folder to a folder "
+                "that all machines share and sync to another way, or leave local empty"
             )
 
     @property

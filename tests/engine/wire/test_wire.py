@@ -75,6 +75,9 @@ def test_pictures_and_frames_keep_every_pixel():
         ({"url": ("http://localhost:1", "http://localhost:1")}, "names a server twice"),
         ({"url": ("http://localhost:1",), "port": 7}, "policy.engine.port is for a server that mmrl starts"),
         ({"memory_share": 1.5}, "memory_share is 1.5"),
+        ({"local": "here", "folder": "/x"}, "policy.engine.local is 'here'"),
+        ({"local": "/dev/shm"}, "policy.engine.folder is empty: set"),
+        ({"local": "/dev/shm", "folder": "/x", "sync": "broadcast"}, "writes none"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, words):
