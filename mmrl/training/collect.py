@@ -154,7 +154,7 @@ class Collector:
 
     def drain_metrics(self) -> dict[str, float]:
         """The cost of rewards and worlds since the last call."""
-        return {**self.rewards.drain_metrics(), **with_hooks(self.policy, PolicyHooks).drain_metrics()}
+        return {**self.rewards.drain_metrics(self.ranks), **with_hooks(self.policy, PolicyHooks).drain_metrics()}
 
     def state_dict(self) -> State:
         """The prompts to come, what was skipped of them, and what the planner remembers."""

@@ -93,6 +93,12 @@ class Meter:
     """Samples looked up in the cache."""
     found: int = 0
 
+    @classmethod
+    def joined(cls, meters: Sequence["Meter"]) -> "Meter":
+        """The cost on several ranks."""
+        seconds = [spent for one in meters for spent in one.seconds]
+        return cls(seconds, *(sum(getattr(one, name) for one in meters) for name in ("retried", "asked", "found")))
+
 
 class RewardCaller:
     """One distinct reward and the way it is called. Entries of a run that are equal share one."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmrl.core.protocols import Reward
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Rollouts, Sample, Scored, Scores, Status
 from mmrl.runtime.blame import RewardUnavailableError, describe, is_from_outside, shown
 from mmrl.runtime.calls import NoListError, count_of, number, outcome_of, values_of
@@ -151,19 +152,23 @@ class RewardRunner:
         refuse_overflow(scores)
         return scores
 
-    def drain_metrics(self) -> dict[str, float]:
-        """The cost of the rewards since the last call: seconds per group, further attempts, share found in the cache."""
+    def drain_metrics(self, ranks: Ranks | None = None) -> dict[str, float]:
+        """The cost of the rewards since the last call, of all ranks: seconds per group, further attempts, share remembered."""
+        meters = {caller: caller.meter for caller in self.callers}
+        for caller in self.callers:
+            caller.meter = Meter()
+        if ranks is not None:
+            of_ranks = ranks.gather(list(meters.values()))
+            meters = {caller: Meter.joined(own) for caller, own in zip(meters, zip(*of_ranks, strict=True), strict=True)}
         found: dict[str, float] = {}
         for name, caller in self.lane_of.items():
-            meter = caller.meter
+            meter = meters[caller]
             if meter.seconds:
                 half, most = np.percentile(meter.seconds, [50, 95])
                 found |= {f"time/reward/{name}/p50_s": float(half), f"time/reward/{name}/p95_s": float(most)}
             if caller.calling.retries:
                 found[f"reward/{name}/retried"] = float(meter.retried)
             found |= {f"reward/{name}/cached": meter.found / meter.asked} if meter.asked else {}
-        for caller in self.callers:
-            caller.meter = Meter()
         return found
 
     def close(self) -> None:
