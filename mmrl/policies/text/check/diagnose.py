@@ -36,6 +36,7 @@ TRIES = 8
 PIXELS, POSITIONS, PROMPT = "wrong pixel rows", "wrong positions", "prompt tokens"
 TURNS = "turns tokenized again"
 TEMPERATURE, BANNED, PREFIX, CACHE = "temperature", "forbidden tokens", "shared prefixes", "decoding from the cache"
+PIECES = "rows that several processes read together"
 SHARED = "prompts that are shared while completions are written"
 REMEDIES = {
     **shared.REMEDIES,
@@ -46,6 +47,7 @@ REMEDIES = {
     TEMPERATURE: "Read at the temperature that sampled: the trace keeps it of every row",
     BANNED: "Sampling must forbid the tokens that reading forbids: media tokens, padding and ids that cannot be written",
     PREFIX: "Set policy.prefix = 'repeated', and tell the makers of mmrl which model reads a packed row otherwise",
+    PIECES: "Leave policy.context out, and tell the makers of mmrl which model, card and backend exchange other numbers",
     SHARED: "Set policy.decode = 'plain', and tell the makers of mmrl which model writes otherwise behind a shared prompt",
     CACHE: "The model's cache and its full forward differ: try another policy.attn_implementation",
 }
@@ -62,6 +64,8 @@ class TextDiagnostics:
         assert isinstance(trace, TextTrace)
         again = Again(policy, rollouts, trace.compact(), trace.prompts)
         suspect = Suspects(policy.net, policy.weights, rollouts, again, REMEDIES)
+        if policy.net.team is not None:
+            yield suspect(PIECES, "by one process, which has whole rows", again)
         yield from suspect.of_model(
             again.one_by_one,
             "one row at a time",
@@ -115,7 +119,8 @@ class Again:
         # Sharded weights need all processes to make the same number of forwards.
         least = self.policy.ranks.forwards(max(1, trace.tokens.shape[1])) if single else 1
         work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), config.logit_chunk, least)
-        net.train(grad and config.gradient_checkpointing)
+        # Checkpointed layers keep no cache.
+        net.train(grad and config.gradient_checkpointing and not single)
         try:
             if shared is not None:
                 work = SharedReplay(**vars(work), sampling=config.sampling, compiled=shared == "compiled")
