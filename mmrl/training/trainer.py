@@ -208,7 +208,7 @@ class Trainer:
         for i, micro_batch in enumerate(micro_batches, start=1):
             values = self.policy.read(micro_batch.rollouts.trace, live, micro_batch.rollouts.action_mask)
             if self.reader.gate.closed:
-                self.reader.gate.first(micro_batch, values)
+                self.reader.gate.first(micro_batch, values, more=i < self.sizes.turns)
             self.figures.compare(micro_batch, values)
             loss, infos = self.algorithm.loss(self.reader.with_old(micro_batch, values), values)
             self.ranks.backward(loss, last=i == len(micro_batches))

@@ -59,11 +59,16 @@ class MicroBatches:
     def is_auto(self) -> bool:
         return self.setting == "auto"
 
+    @property
+    def turns(self) -> int:
+        """Micro-batches in a row of which this process has one that is its own."""
+        return with_hooks(self.policy, PolicyHooks).turns if self.ranks.world > 1 else 1
+
     def cut(self, batch: Batch) -> list[Batch]:
         """The batch as micro-batches, equally many on every rank; those added to a rank have no share in the loss."""
         parts = list(self.policy.split(batch, self.size, self.algorithm.scope))
         idle = replace(parts[-1], share=torch.zeros_like(parts[-1].share))
-        turns = with_hooks(self.policy, PolicyHooks).turns if self.ranks.world > 1 else 1
+        turns = self.turns
         if turns > 1:
             nothing = torch.zeros_like(idle.rollouts.action_mask)
             idle = replace(idle, rollouts=replace(idle.rollouts, action_mask=nothing))

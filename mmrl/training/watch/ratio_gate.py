@@ -158,13 +158,14 @@ class RatioGate:
         moment = "before the first update" if self.closed else "before this step's first update"
         return self._check(moment, rollouts, noted, evaluated, causes=causes)
 
-    def first(self, micro_batch: Batch, live: dict[Reading, Tensor]) -> None:
+    def first(self, micro_batch: Batch, live: dict[Reading, Tensor], more: bool = False) -> None:
         """The same of a process's first micro-batch, whose forward is the one with gradient; then the gate is open.
 
         Where old log-probabilities are not the live ones themselves, the mean must be below a tenth of the objective's clip range
-        besides, or a fifth where rounding is coarse, unless the config bounds the mean itself.
+        besides, or a fifth where rounding is coarse, unless the config bounds the mean itself. With `more`, it is another
+        process's turn next, and its micro-batch is compared too.
         """
-        self.closed, self.looks = False, self._looks_on
+        self.closed, self.looks = more, self._looks_on
         noted = None if self._lags else micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
         old = micro_batch.frozen.get(OLD_LOGPROBS, noted)
         if old is None or LOGPROBS not in live:

@@ -15,7 +15,8 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Reading, Request, Rollouts
+from mmrl.core.types import Batch, Reading, Request, Rollouts
+from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.watch.ratio_gate import Gap, RatioGate
@@ -185,6 +186,21 @@ def first_step(algorithm: Any, amount: float, **bounds: Any) -> Any:
 
 
 def test_the_forward_with_a_gradient_is_checked_too():
+    with pytest.raises(TrainingStoppedError, match="in the first forward with a gradient the log-probability of action"):
+        first_step(PRESETS["dr_grpo"], 1e-3)
+    assert not first_step(PRESETS["dr_grpo"], 1e-6).reader.gate.closed
+
+
+def test_the_forward_with_a_gradient_is_checked_of_a_process_whose_turn_is_not_the_first(monkeypatch: pytest.MonkeyPatch):
+    cut = MicroBatches.cut
+
+    def behind(sizes: MicroBatches, batch: Batch) -> list[Batch]:
+        own = cut(sizes, batch)
+        nothing = torch.zeros_like(own[0].rollouts.action_mask)
+        return [replace(own[0], share=0 * own[0].share, rollouts=replace(own[0].rollouts, action_mask=nothing)), *own]
+
+    monkeypatch.setattr(MicroBatches, "cut", behind)
+    monkeypatch.setattr(MicroBatches, "turns", 2)
     with pytest.raises(TrainingStoppedError, match="in the first forward with a gradient the log-probability of action"):
         first_step(PRESETS["dr_grpo"], 1e-3)
     assert not first_step(PRESETS["dr_grpo"], 1e-6).reader.gate.closed

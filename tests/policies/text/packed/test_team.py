@@ -11,16 +11,21 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from mmrl.algorithms.presets import PRESETS
 from mmrl.app.config import run as configs
 from mmrl.app.fit.plan import draw_up
 from mmrl.app.run.beforehand import check_context
 from mmrl.core.ranks import Ranks
+from mmrl.policies.text.check.diagnose import PIECES
 from mmrl.policies.text.dry_run import TextDryRun
+from mmrl.policies.text.packed.attention import Packed
 from mmrl.policies.text.packed.team import Team, repeated
 from mmrl.policies.text.policy import TextPolicyConfig
 from mmrl.policies.text.settings import refuse_rest
 from tests.policies.text.packed.run_team import read
+from tests.support.faults import Fault, message_of
 from tests.support.launcher import KINDS, Kind, both, results
+from tests.support.text_policies import make, prompts
 
 BOUND = 2e-6
 """In float32, of log-probabilities and entropies, and relative of gradients."""
@@ -116,6 +121,19 @@ def test_pieces_of_a_row_make_the_row():
     teams, row = [Team(3, index) for index in range(3)], torch.arange(1.0, 8).view(1, 7)
     pieces = [team.piece(row, 3) for team in teams]
     assert torch.equal(torch.cat(pieces, 1), torch.nn.functional.pad(row, (0, 2)))
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["before the first update", "in the first forward with a gradient"])
+def test_the_gate_names_an_exchange_that_goes_wrong(tiny: Callable[[str], str], live: bool, monkeypatch: pytest.MonkeyPatch):
+    policy, right = make(tiny("qwen3_vl"), prefix="packed", gradient_checkpointing=True), Team.share_tokens
+    policy.net.read_with(Team(1))
+
+    def wrong(team: Team, seen: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return (1.1 if live == torch.is_grad_enabled() else 1.0) * right(team, seen, packed)
+
+    monkeypatch.setattr(Team, "share_tokens", wrong)
+    message = message_of(policy, PRESETS["dr_grpo"].with_length(6), prompts()[:1], Fault(PIECES))
+    assert f"Likely cause: {PIECES} (" in message and "Leave policy.context out" in message, message
 
 
 @pytest.mark.parametrize(
