@@ -1,13 +1,13 @@
 """Does an edit of a photo, written as named parameters, agree with the true one?
 
-    r = mean of three parts: names (shared / all), values (mean of max(0, 1 - |difference| / threshold) over shared names), and
+    r = mean of its parts: names (shared / all), values (mean of max(0, 1 - |difference| / threshold) over shared names), and
     picture = exp(-.015 mean distance in Lab) of the photo under both edits
 
 The answer is a JSON object such as `{"Exposure2012": 0.5, "Clarity2012": 12}`, fenced or bare; what is none, or cannot be
 rendered, scores 0. Exposure, contrast, colours and tone curves are judged by the picture alone, and mmrl's own renderer knows
 Exposure2012, Temperature, Contrast2012 and ToneCurvePV2012. In JarvisArt the picture is Lightroom's, and is compared with the
-unedited photo, so that doing nothing scores 1; masks, its fourth part, are left out: two are compared by a thousand lines of
-special cases, one for each kind of mask.
+unedited photo, so that doing nothing scores 1. Where the true edit has masks ("MaskGroupBasedCorrections"), how they agree is a
+fourth part: linear gradients, one to a mask, as other kinds are refused; the renderer leaves masks out.
 
 Modality: text
 Range: [0, 1]
@@ -25,11 +25,24 @@ import numpy as np
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers.block import answer_block, strip_fence
 from mmrl.answers.boxes.attempts import completion_text
-from mmrl.answers.photos import THRESHOLDS, Array, Edits, agreement, lab_of, likeness, render
+from mmrl.answers.photos import (
+    MASKS,
+    THRESHOLDS,
+    Array,
+    Edits,
+    agreement,
+    gradient_of,
+    lab_of,
+    likeness,
+    masks_agreement,
+    masks_of,
+    render,
+)
 from mmrl.runtime.pictures import open_upright
 from mmrl.runtime.ranges import Count, Positive, check_ranges
 
 __all__ = ["PhotoEdit"]
+MASKED = "masks"
 
 
 def edits_of(text: str) -> Edits | None:
@@ -70,6 +83,11 @@ class PhotoEdit:
             render(pixels[:1, :1], edits)
         except ValueError as error:
             raise ValueError(f"prompt {prompt.id!r}: {error}") from None
+        if MASKS in edits and (not masks_of(edits[MASKS]) or None in map(gradient_of, masks_of(edits[MASKS]))):
+            raise ValueError(
+                f"prompt {prompt.id!r}: {MASKS} must be a list of corrections with one linear gradient each "
+                '({"What": "Mask/Gradient"}, with ZeroX, ZeroY, FullX and FullY): no other kind of mask is compared'
+            )
         return pixels, edits
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
@@ -87,7 +105,10 @@ class PhotoEdit:
         except ValueError:
             drawn = None
         if said is None or drawn is None:
-            return Scored(0.0, {"names": 0.0, "values": 0.0, "picture": 0.0, "unparsed": 1.0})
+            named = ("names", "values", "picture", *([MASKED] if MASKS in wanted else []))
+            return Scored(0.0, {**dict.fromkeys(named, 0.0), "unparsed": 1.0})
         found = agreement(said, wanted, self.thresholds)
         parts = {"names": found.names, "values": found.values, "picture": likeness(lab_of(drawn), target, self.k)}
+        if MASKS in wanted:
+            parts[MASKED] = masks_agreement(said.get(MASKS), wanted[MASKS])
         return Scored(sum(parts.values()) / len(parts), {**parts, "unparsed": 0.0})

@@ -23,9 +23,20 @@ THRESHOLDS = {
 """Differences that are worth nothing; of names that are not here 1."""
 LEFT_OUT = re.compile(
     r"(Exposure|Contrast|Highlights|Shadows)2012|Temperature|Tint|Saturation|Vibrance|ToneCurvePV2012.*"
-    r"|(Hue|Saturation|Luminance)Adjustment.*"
+    r"|(Hue|Saturation|Luminance)Adjustment.*|MaskGroupBasedCorrections"
 )
-"""Parameters that JarvisArt judges by the picture, and not by their numbers."""
+"""Parameters that JarvisArt judges by the picture, and masks, which are compared by themselves."""
+MASKS = "MaskGroupBasedCorrections"
+ENDS = ("ZeroX", "ZeroY", "FullX", "FullY")
+"""Where a linear gradient begins and where it is full, in shares of the photo's width and height."""
+LOCAL = {
+    **{"LocalExposure2012": 0.08, "LocalContrast2012": 0.3, "LocalShadows2012": 0.8, "LocalWhites2012": 0.15, "LocalHue": 0.3},
+    **{"LocalBlacks2012": 0.2, "LocalClarity": 0.3, "LocalClarity2012": 0.3, "LocalTexture": 0.35, "LocalDehaze": 0.15},
+    **{"LocalSaturation": 0.15, "LocalBrightness": 10.0, "LocalToningHue": 20.0, "LocalToningSaturation": 0.3, "LocalTint": 0.25},
+    **{"LocalTemperature": 0.4, "LocalLuminanceNoise": 0.45, "LocalMoire": 0.15, "LocalGrain": 0.4, "LocalSharpness": 0.2},
+}
+"""Differences inside a mask that are worth nothing; of names that are not here 1."""
+NO_VALUES = frozenset({"What", "CorrectionMasks", "CorrectionName", "Gesture", "LocalCurveRefineSaturation", "CorrectionAmount"})
 RENDERED = ("Exposure2012", "Temperature", "Contrast2012", "ToneCurvePV2012")
 TO_XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]])
 """Of linear sRGB; white is D65."""
@@ -58,6 +69,63 @@ def closeness(said: object, wanted: object, threshold: float) -> float:
     if one is None or other is None:
         return float(said == wanted)
     return max(0.0, 1 - abs(one - other) / threshold)
+
+
+def masks_agreement(said: object, wanted: object) -> float:
+    """.4 (matched / true masks) + .6 mean over the matched of likeness x values; a match is the best one-to-one, and above .3.
+
+    Masks are corrections of one linear gradient each; any other is like nothing.
+    """
+    from scipy.optimize import linear_sum_assignment  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+
+    own, true = masks_of(said), masks_of(wanted)
+    alike = np.array([[gradient_likeness(one, other) for other in true] for one in own]).reshape(len(own), len(true))
+    rows, columns = cast(tuple[Array, Array], linear_sum_assignment(alike, maximize=True))
+    pairs = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True) if alike[int(i), int(j)] > 0.3]
+    if not pairs:
+        return 0.0
+    worth = sum(float(alike[i, j]) * local_values(own[i], true[j]) for i, j in pairs)
+    return 0.4 * len(pairs) / len(true) + 0.6 * worth / len(pairs)
+
+
+def masks_of(found: object) -> list[Edits]:
+    """The corrections of a list; an item of another kind says nothing."""
+    return [cast(Edits, one) if isinstance(one, dict) else {} for one in items_of(found)]
+
+
+def gradient_of(mask: Edits) -> Edits | None:
+    """The linear gradient of a correction; None of one that has none, or more than one part."""
+    parts = masks_of(mask.get("CorrectionMasks"))
+    is_one = len(parts) == 1 and parts[0].get("What") == "Mask/Gradient"
+    return parts[0] if is_one and all(as_number(parts[0].get(name)) is not None for name in ENDS) else None
+
+
+def gradient_likeness(said: Edits, wanted: Edits) -> float:
+    """.7 s + .3, s by how far both ends lie apart (half the photo is worth nothing) and by the mode; 0 for s up to .2."""
+    one, other = gradient_of(said), gradient_of(wanted)
+    if one is None or other is None:
+        return 0.0
+    x0, y0, x1, y1 = (cast(float, one[name]) - cast(float, other[name]) for name in ENDS)
+    place = sum(max(0.0, 1 - math.hypot(*apart) / 0.5) for apart in ((x0, y0), (x1, y1))) / 2
+    s = place * mode_likeness(one, other)
+    return 0.7 * s + 0.3 if s > 0.2 else 0.0
+
+
+def mode_likeness(one: Edits, other: Edits) -> float:
+    """0 where one gradient alone is off or turned round, .4 where they blend differently, else by their strength."""
+    if any(one.get(name, usual) != other.get(name, usual) for name, usual in (("MaskActive", True), ("MaskInverted", False))):
+        return 0.0
+    if one.get("MaskBlendMode", 0) != other.get("MaskBlendMode", 0):
+        return 0.4
+    return closeness(one.get("MaskValue", 1), other.get("MaskValue", 1), 1.0)
+
+
+def local_values(said: Edits, wanted: Edits) -> float:
+    """The mean closeness of the values of either mask; one that is missing counts as 0, and a small one too many is left out."""
+    names = sorted((said.keys() | wanted.keys()) - NO_VALUES)
+    found = {name: closeness(said.get(name, 0), wanted.get(name, 0), LOCAL.get(name, 1.0)) for name in names}
+    counted = [value for name, value in found.items() if name in wanted or value <= 0.5]
+    return sum(counted) / len(counted) if counted else 1.0
 
 
 def as_number(x: object) -> float | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from sys import modules
 from typing import Any
 
-from mmrl.answers.photos import THRESHOLDS, agreement, likeness
+from mmrl.answers.photos import THRESHOLDS, agreement, likeness, masks_agreement
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, Prompt, Sample
 from tests.numerics.registry import Vector, check, close, tensor
@@ -46,6 +46,12 @@ def parameters(vector: Vector) -> None:
         found = agreement(case["predicted"], case["truth"], told)
         close(found.names, vector.outputs["names"][i], vector.tolerance, f"names {i}")
         close(found.values, vector.outputs["values"][i], vector.tolerance, f"values {i}")
+
+
+@check("jarvisart.masks")
+def masks(vector: Vector) -> None:
+    found = [masks_agreement(case["predicted"], case["truth"]) for case in vector.inputs["cases"]]
+    close(found, vector.outputs["rewards"], vector.tolerance, "rewards")
 
 
 @check("jarvisart.perception")

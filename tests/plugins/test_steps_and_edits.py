@@ -1,5 +1,6 @@
 """Rewards of steps of a search, of answers by their words, and of edits of photos."""
 
+import json
 import random
 import re
 import sys
@@ -121,9 +122,46 @@ def test_an_edit_is_judged_by_its_names_values_and_picture(reward):
         reward("photo_edit", thresholds={"Texture": 0.0})
 
 
+def mask(*ends: float, exposure: float = 0.2, **told: object) -> dict[str, Any]:
+    """A correction of one linear gradient."""
+    part = {"What": "Mask/Gradient", **dict(zip(("ZeroX", "ZeroY", "FullX", "FullY"), ends, strict=True)), **told}
+    return {"What": "Correction", "CorrectionMasks": [part], "LocalExposure2012": exposure}
+
+
+def test_masks_are_matched_and_compared_by_place_and_values(reward):
+    made, sky = reward("photo_edit"), mask(0.5, 0.1, 0.5, 0.6)
+    said = {
+        "same": [sky],
+        "moved": [mask(0.6, 0.1, 0.6, 0.6)],
+        "wrong": [mask(0.5, 0.1, 0.5, 0.6, exposure=0.16)],
+        "turned": [mask(0.5, 0.1, 0.5, 0.6, MaskInverted=True)],
+        "blended": [mask(0.5, 0.1, 0.5, 0.6, MaskBlendMode=1)],
+        "weak": [mask(0.5, 0.1, 0.5, 0.6, MaskValue=0.5)],
+        "too many": [mask(0.0, 0.9, 0.9, 0.9), sky],
+        "two parts": [{**sky, "CorrectionMasks": [*sky["CorrectionMasks"], *sky["CorrectionMasks"]]}],
+        "far": [mask(1e308, -1e308, 0.5, 0.6)],
+        "none": [],
+        "odd": "a gradient",
+    }
+    wanted = {"MaskGroupBasedCorrections": [sky]}
+    scored = made(edits(*(json.dumps({"MaskGroupBasedCorrections": one}) for one in said.values()), "?", truth=wanted))
+    found = dict(zip(said, (one.parts["masks"] for one in scored), strict=False))
+    half = 0.4 + 0.6 * (0.7 * 0.5 + 0.3)
+    assert found == pytest.approx({
+        **{"same": 1.0, "moved": 0.4 + 0.6 * (0.7 * 0.8 + 0.3), "wrong": 0.4 + 0.6 * 0.5, "turned": 0.0, "weak": half},
+        **{"blended": 0.4 + 0.6 * (0.7 * 0.4 + 0.3), "too many": 1.0, "two parts": 0.0, "far": half, "none": 0.0, "odd": 0.0},
+    })  # fmt: skip
+    assert scored[-1].value == scored[-1].parts["masks"] == 0.0 and "masks" not in made(edits("{}"))[0].parts
+    two = {"MaskGroupBasedCorrections": [sky, mask(0.1, 0.9, 0.9, 0.9)]}
+    [one_of_two] = made(edits(json.dumps(wanted), truth=two))
+    assert one_of_two.parts["masks"] == pytest.approx(0.4 / 2 + 0.6)
+
+
 @pytest.mark.parametrize(
     ("truth", "said"),
     [
+        ({"MaskGroupBasedCorrections": [{"CorrectionMasks": [{"What": "Mask/Image"}]}]}, "no other kind of mask is compared"),
+        ({"MaskGroupBasedCorrections": []}, "must be a list of corrections"),
         ({"Contrast2012": 400}, "Contrast2012 is 400: write a number from -100 to 100"),
         ({"ToneCurvePV2012": [[0, 0]]}, "write two points"),
         ({"ToneCurvePV2012": [[9, 0], [3, 255]]}, "and rising"),
