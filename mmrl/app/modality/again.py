@@ -61,7 +61,7 @@ def writing_code(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKi
         yield "processor.chat_template = processor.tokenizer.chat_template"
     yield from (READ_FACTS, "", 'text = template["prefix"] + "QUESTION" + template["suffix"]')
     if seeing and "image" not in policy.family.sees:
-        yield '# SOUND is the path of a file; transformers reads it with: pip install "transformers[audio]"'
+        yield f'# SOUND is the path of a file; transformers reads it with: pip install "{policy.family.sounds_read_by}"'
     yield f"chat = [{', '.join(turns(policy))}]"
     if seeing:
         options = 'add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"'
@@ -89,7 +89,8 @@ def turns(policy: TextPolicy) -> Iterator[str]:
         yield f'{{"role": "system", "content": {phrase}}}'
     kind = "image" if "image" in policy.family.sees else "audio"
     shown = {"image": "PICTURE", "audio": "SOUND"}[kind]
-    asked = f'[{{"type": "{kind}", "{kind}": "{shown}"}}, {{"type": "text", "text": text}}]' if seeing else "text"
+    key = "image" if kind == "image" else "path"
+    asked = f'[{{"type": "{kind}", "{key}": "{shown}"}}, {{"type": "text", "text": text}}]' if seeing else "text"
     yield f'{{"role": "user", "content": {asked}}}'
 
 

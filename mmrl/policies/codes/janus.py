@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmrl.policies.shared.published import Published
-from mmrl.policies.text.families import TextOnly
+from mmrl.policies.text.families import Family, TextOnly
 
 TYPES = ("janus",)
 """Types of models that draw by tokens."""
@@ -35,6 +35,7 @@ class Janus(TextOnly):
     language: tuple[str, ...] = ("language_model",)
     kept: tuple[int, ...] = ()
     """Tokens of a prompt that stay when guidance takes its words away: the first, and the one that begins a picture."""
+    processor = Family.processor
 
     @property
     def num_codes(self) -> int:

@@ -360,7 +360,7 @@ def load_processor(config: TextPolicyConfig, family: Family) -> Any:
     """The model's processor, which says how many tokens a prompt has; raises FileNotFoundError where there is none."""
     try:
         with loading.refusing_code(config.model):
-            processor = loading.processor_of(config, family)
+            processor = family.processor(config.model, config.trust_remote_code)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise

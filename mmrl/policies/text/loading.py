@@ -31,7 +31,6 @@ from mmrl.policies.shared.teachers import adapter_of, beside_the_trained
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, belongs, family_of, hears_alone, is_text_only, model_class
 from mmrl.policies.text.families.base import extractor_of
-from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.in_4_bits import load_quantized, refuse_other_codes, weights_folder
 from mmrl.policies.text.read.packable import prepare_packing, refuse_unable, shares_prompts
@@ -111,23 +110,11 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
 def read_processor(config: TextPolicyConfig, family: Family) -> Any:
     """The processor with the policy's limits, looked at; errors as in `load`."""
     with refusing_code(config.model), readable(f"policy.model {config.model!r}", config.model):
-        processor = processor_of(config, family)
+        processor = family.processor(config.model, config.trust_remote_code)
     check_processor(processor, config.model, family)
     if config.min_pixels is not None or config.max_pixels is not None:
         family.limit_pixels(processor, config.min_pixels, config.max_pixels)
     return processor
-
-
-def processor_of(config: TextPolicyConfig, family: Family) -> Any:
-    """The model's processor; for a text-only model, its tokenizer in the same role."""
-    from transformers import AutoProcessor, AutoTokenizer
-
-    plain = type(family) is TextOnly
-    load = AutoTokenizer if plain else AutoProcessor
-    found: Any = load.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
-    if not plain and getattr(found, "chat_template", None) is None and hasattr(found, "tokenizer"):
-        found.chat_template = found.tokenizer.chat_template
-    return TextProcessor(found) if plain else found
 
 
 def check_processor(processor: Any, model: str, family: Family) -> None:

@@ -1,10 +1,22 @@
 """Tiny models of real classes that take sounds and text, and no pictures."""
 
+import json
+from base64 import b64encode
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from mmrl.lab.tiny.byte_tokens import Built, HubObject, Kwargs, byte_tokenizer, token_ids
 from mmrl.lab.tiny.text.by_rule import VISION, rope
 from mmrl.lab.tiny.text.llms import chat_template
 
 WHISPER: Kwargs = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "num_mel_bins": 16}
+
+
+SPECIAL = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> "
+    "[IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+)
+"""The first tokens of Mistral's vocabularies, all of which mistral-common asks for."""
 
 
 def whisper(longest: int = 3, mels: int = 16, frames: int = 100) -> HubObject:
@@ -92,5 +104,40 @@ def phi4_multimodal() -> Built:
     return Phi4MultimodalForCausalLM(config), processor
 
 
-EARS = {"qwen2_audio": qwen2_audio, "granite_speech": granite_speech, "phi4_multimodal": phi4_multimodal}
+def voxtral() -> Built:
+    """Whisper's encoder over whole pieces of three seconds, silence included; a token of ten mel frames. Chats are written by a
+    tekken.json of bytes."""
+    from transformers import VoxtralConfig, VoxtralForConditionalGeneration
+
+    from mmrl.policies.text.families.voxtral import tekken_processor
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tekken.json"
+        file.write_text(json.dumps(tekken()), encoding="utf-8")
+        processor = tekken_processor(file, whisper(), piece=30)
+    ears: Kwargs = {"hidden_size": 32, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = VoxtralConfig(
+        audio_config={**ears, "num_mel_bins": 16, "max_source_positions": 150},
+        text_config=token_ids(processor.tokenizer, model_type="llama", head_dim=8, rope_parameters=rope()),
+        audio_token_id=24,
+    )
+    return VoxtralForConditionalGeneration(config), processor
+
+
+def tekken() -> Kwargs:
+    """A file of mistral-common's seventh version: every byte is a token, after the special ones at their published places."""
+    named = dict(enumerate(SPECIAL.split())) | {24: "[AUDIO]", 25: "[BEGIN_AUDIO]", 34: "[TRANSCRIBE]"}
+    special = [{"rank": i, "token_str": named.get(i, f"<SPECIAL_{i}>"), "is_control": True} for i in range(35)]
+    config = {"pattern": r"\p{L}+|\p{N}|[^\p{L}\p{N}]+", "version": "v7", "num_vocab_tokens": 256}
+    config |= {"default_vocab_size": 256 + len(special), "default_num_special_tokens": len(special)}
+    mels = {"num_mel_bins": 16, "hop_length": 160, "window_size": 400}
+    return {
+        "config": config,
+        "special_tokens": special,
+        "vocab": [{"rank": i, "token_bytes": b64encode(bytes([i])).decode(), "token_str": None} for i in range(256)],
+        "audio": {"sampling_rate": 16_000, "frame_rate": 10.0, "audio_encoding_config": mels, "chunk_length_s": 3.0},
+    }
+
+
+EARS = {"qwen2_audio": qwen2_audio, "granite_speech": granite_speech, "phi4_multimodal": phi4_multimodal, "voxtral": voxtral}
 """Type of transformers -> its tiny model."""

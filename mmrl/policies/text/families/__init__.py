@@ -14,6 +14,7 @@ from mmrl.policies.text.families.llava_onevision import LlavaOnevision
 from mmrl.policies.text.families.qwen_omni import Qwen3Omni, QwenOmni
 from mmrl.policies.text.families.qwen_vl import BOX_SPACES, QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
+from mmrl.policies.text.families.voxtral import Voxtral
 
 FAMILIES: dict[str, type[Family]] = {
     **dict.fromkeys(BOX_SPACES, QwenVL),
@@ -27,6 +28,7 @@ FAMILIES: dict[str, type[Family]] = {
     "gemma4": Gemma4,
     "granite_speech": GraniteSpeech,
     "phi4_multimodal": Phi4,
+    "voxtral": Voxtral,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), Glm4v),
 }
 

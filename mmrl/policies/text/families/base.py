@@ -19,6 +19,8 @@ Media = Mapping[str, Tensor]
 """The tensors a processor made of one prompt's pictures, by the name the model's forward gives them."""
 Core = Any
 """A model of transformers below its head, whose methods are those of its own class."""
+HubProcessor = Any
+"""A processor, tokenizer or feature extractor of transformers, whose attributes are made while running."""
 TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
 """Names of the token types: 0 text, 1 image, 2 video."""
 HEAD_WORDS = ("output_multiplier", "logits_scaling", "final_logit_softcapping")
@@ -62,6 +64,8 @@ class Family:
     """How the model was taught to write boxes: pixel, resized, norm1000, norm1 or norm1000_yx; None: its makers do not say."""
     looks_both_ways: bool = False
     """Do the tokens of a picture see each other in both directions, or is that unknown?"""
+    sounds_read_by: str = "transformers[audio]"
+    """What pip installs for transformers alone to read sounds."""
     looks_apart: bool = False
     """Does each prompt pass the vision part by itself? What it gives is counted then, and nothing has to be batched."""
 
@@ -79,7 +83,7 @@ class Family:
         """Arguments that the processor needs for clips besides frames and times."""
         return {}
 
-    def video_budget(self, processor: Any, settings: VideoSettings) -> Budget | None:
+    def video_budget(self, processor: HubProcessor, settings: VideoSettings) -> Budget | None:
         """How large frames may be; None: the processor brings all to one size."""
         for name in ("min_pixels", "max_pixels", "total_pixels"):
             if getattr(settings, name) is not None:
@@ -101,12 +105,21 @@ class Family:
             backend=settings.backend,
         )
 
-    def ear(self, processor: Any) -> Ear:
+    def ear(self, processor: HubProcessor) -> Ear:
         """The rate at which sounds are heard, and for how long at most."""
         extractor = extractor_of(processor)
         if extractor is None or "audio" not in self.sees:
             return Ear()
         return Ear(extractor.sampling_rate, float(getattr(extractor, "chunk_length", Ear.longest)))
+
+    def processor(self, model: str, trusted: bool = False) -> HubProcessor:
+        """The processor of a folder or hub model, with its chat template; `trusted`: its own code may run."""
+        from transformers import AutoProcessor
+
+        found: HubProcessor = AutoProcessor.from_pretrained(model, trust_remote_code=trusted)
+        if getattr(found, "chat_template", None) is None and hasattr(found, "tokenizer"):
+            found.chat_template = found.tokenizer.chat_template
+        return found
 
     def attach(self, core: Core) -> None:
         """Give a model below its head what its own forward lacks, once it is loaded; nothing, for most."""
@@ -179,14 +192,14 @@ class Family:
         """(width, height) of each picture as the model saw it. Tile models see several scales: the file's size stands in."""
         return list(sizes)
 
-    def limit_pixels(self, processor: Any, min_pixels: int | None, max_pixels: int | None) -> None:
+    def limit_pixels(self, processor: HubProcessor, min_pixels: int | None, max_pixels: int | None) -> None:
         """Make the processor keep pictures within these areas."""
         raise ValueError(
             f"{self.config.model_type} cuts pictures into tiles of one size: "
             "remove policy.min_pixels and policy.max_pixels, which only Qwen-VL models know"
         )
 
-    def media_token_ids(self, tokenizer: Any) -> frozenset[int]:
+    def media_token_ids(self, tokenizer: HubProcessor) -> frozenset[int]:
         """Tokens that stand for media or frame it, which a completion must never hold."""
         named = {id for id, token in tokenizer.added_tokens_decoder.items() if MEDIA_NAME.search(token.content)}
         keys = [
@@ -195,7 +208,7 @@ class Family:
         return frozenset(named | {id for key in keys if isinstance(id := getattr(self.config, key), int) and id >= 0})
 
 
-def extractor_of(processor: object) -> Any:
+def extractor_of(processor: object) -> HubProcessor:
     """The part of a processor that hears, under either of its names; None where it has none."""
     return getattr(processor, "feature_extractor", None) or getattr(processor, "audio_processor", None)
 

@@ -40,6 +40,7 @@ PUBLISHED: dict[str, Published] = {
     "gemma4": Published((*SEEING, "sounds to text"), "Apache-2.0", "others", f"{CLIPS}, sounds (E2B, E4B)"),
     "granite_speech": hearing("Apache-2.0"),
     "phi4_multimodal": hearing("MIT"),
+    "voxtral": hearing("Apache-2.0"),
     "glm4v": seeing("4.1V-9B: MIT; others: see the card", "makers"),
     "glm4v_moe": seeing("MIT", "others"),
     "glm46v": seeing("MIT", "others"),

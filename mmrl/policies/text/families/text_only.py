@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mmrl.policies.shared.chat_templates import text_of
-from mmrl.policies.text.families.base import Family, Media
+from mmrl.policies.text.families.base import Family, HubProcessor, Media
 
 
 @dataclass(frozen=True)
@@ -18,6 +17,12 @@ class TextOnly(Family):
     vision: tuple[str, ...] = ()
     projector: tuple[str, ...] = ()
     language: tuple[str, ...] = ("layers", "embed_tokens", "norm")
+
+    def processor(self, model: str, trusted: bool = False) -> HubProcessor:
+        """The tokenizer in the role of a processor."""
+        from transformers import AutoTokenizer
+
+        return TextProcessor(AutoTokenizer.from_pretrained(model, trust_remote_code=trusted))
 
     @property
     def image_token_id(self) -> int:
@@ -35,7 +40,7 @@ class TextOnly(Family):
 class TextProcessor:
     """A tokenizer where a processor is expected."""
 
-    tokenizer: Any
+    tokenizer: HubProcessor
     image_processor: None = None
 
     @property

@@ -15,7 +15,6 @@ OWN_CODE = {
     **dict.fromkeys(("chameleon", "emu3"), "writes pictures as tokens of its own vocabulary, and has no features of them"),
     "fuyu": "takes a list of patches per picture, which its processor pads by a rule of its own",
     "granite_speech_plus": "writes logits without the divisor that its text config names",
-    "voxtral": "has a processor that takes sounds by templates of mistral-common alone, which mmrl does not call",
     "paligemma": "reads its prompt in both directions and has no chat template",
 }
 """Types whose signatures follow the rule and that need code of their own all the same."""

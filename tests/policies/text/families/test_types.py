@@ -23,7 +23,6 @@ REFUSED = {
     "molmo2": "wants image_num_crops beside its pictures: a family would have to batch them",
     "video_llava": "has a processor that makes pixel_values_images, which its own forward does not take",
     "llama4": "keeps its layers elsewhere than other models",
-    "voxtral": "has a processor that takes sounds by templates of mistral-common alone, which mmrl does not call",
     "voxtral_realtime": "adds sounds to its text while it writes, step by step",
     "vibevoice_asr": "adds noise to what it hears, so that no reading equals another",
     "kyutai_speech_to_text": "takes no features of sounds in place of tokens of its text",
@@ -38,12 +37,12 @@ def test_types_say_yes_by_their_family_or_no_with_a_sentence():
     assert type_of("muse_glimmer").summary == "yes: by the rule; head: output_multiplier, final_logit_softcapping"
     assert {type_of(name).family for name in BY_RULE} == {"Generic", "Gemma4"}
     assert type_of("qwen2_audio").summary == "yes: by the rule; sounds"
-    assert [type_of(name).family for name in EARS] == ["Hearing", "GraniteSpeech", "Phi4"]
+    assert [type_of(name).family for name in EARS] == ["Hearing", "GraniteSpeech", "Phi4", "Voxtral"]
 
 
 def test_a_model_of_a_refused_type_is_refused_before_its_weights_are_read(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"model_type": "voxtral"}')
-    with pytest.raises(ValueError, match=r"is of type voxtral, which has a processor that takes sounds by templates of mistral"):
+    (tmp_path / "config.json").write_text('{"model_type": "voxtral_realtime"}')
+    with pytest.raises(ValueError, match=r"is of type voxtral_realtime, which adds sounds to its text while it writes"):
         load_config(TextPolicyConfig(str(tmp_path)))
     (tmp_path / "config.json").write_text('{"model_type": "mllama"}')
     with pytest.raises(ValueError, match=r"is of type mllama, which looks at pictures beside its text.*`mmrl ls families --all`"):
