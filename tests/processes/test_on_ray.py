@@ -1,11 +1,11 @@
-"""`mmrl launch --on ray` on machines that the real Ray simulates: one is lost, and the run goes on on another one, to the bit."""
+"""`mmrl launch --on ray` on machines that the real Ray simulates: one that is lost is replaced, to the bit; the head is not."""
 
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ def machines() -> Iterator[Any]:
     for _ in range(3):
         cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
     yield cluster
+    ray.shutdown()  # a cluster does not end below a program that is connected to it
     cluster.shutdown()
 
 
@@ -52,21 +53,39 @@ def lose(cluster: Any) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
+def disturbed(folder: Path, machines: Any, disturb: Callable[[], None], port: int) -> "tuple[subprocess.Popen[str], str]":
+    """A run on two machines that is disturbed after its first checkpoint, and what it said."""
+    cluster = f"cluster={{nodes=2, trainers=2, port={port}, patience_s=300}}"
+    running = started(folder, cluster, "--on", "ray", RAY_ADDRESS=machines.address)
+    try:
+        until = time.monotonic() + 400
+        while not list(folder.glob("run/checkpoints/step-*/manifest.json")):
+            assert running.poll() is None and time.monotonic() < until, running.communicate(timeout=60)[0][-3000:]
+            time.sleep(0.1)
+        disturb()
+        return running, running.communicate(timeout=400)[0]
+    finally:
+        running.kill()
+
+
+def test_a_lost_head_node_ends_the_run_which_is_saved(machines: Any, tmp_path: Path):
+    address = machines.address
+
+    def lose_head() -> None:
+        ray.shutdown()  # Ray would end this program too
+        machines.head_node.kill_gcs_server()
+
+    running, said = disturbed(tmp_path, machines, lose_head, 29673)
+    assert running.returncode == 1 and f"Ray's head node ({address}) has not answered for 20 s" in said, said[-3000:]
+    assert "2 of 2 did" in said and f"--on ray --resume {tmp_path}/run" in said.replace("\n", ""), said[-3000:]
+    assert len(lines(tmp_path)) < STEPS
+
+
 def test_a_machine_that_is_lost_is_replaced(machines: Any, tmp_path: Path):
     ours, plain = tmp_path / "ray", tmp_path / "plain"
     ours.mkdir()
     plain.mkdir()
-    cluster = "cluster={nodes=2, trainers=2, port=29671, patience_s=300}"
-    running = started(ours, cluster, "--on", "ray", RAY_ADDRESS=machines.address)
-    try:
-        until = time.monotonic() + 400
-        while not list(ours.glob("run/checkpoints/step-*/manifest.json")):
-            assert running.poll() is None and time.monotonic() < until, running.communicate(timeout=60)[0][-3000:]
-            time.sleep(0.1)
-        lose(machines)
-        said = running.communicate(timeout=400)[0]
-    finally:
-        running.kill()
+    running, said = disturbed(ours, machines, lambda: lose(machines), 29671)
     assert running.returncode == 0, said[-3000:]
     assert "gone; " in said and "a new group of machines is asked for, 2 more time(s) after this" in said, said[-3000:]
     assert len(lines(ours)) == STEPS

@@ -8,7 +8,9 @@ import math
 import os
 import re
 import secrets
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,7 +35,9 @@ Actor: TypeAlias = Any
 """What Ray hands out: actors, groups, answers to come."""
 POLL_S = 1.0
 END_S = 60.0
-"""An agent may take this long to end its machine's processes; one that does not is gone."""
+"""An agent may take this long to begin or to end its machine's processes; one that does not is gone."""
+HEAD_S = 20.0
+"""Ray's head node may be silent for so long; after 60 s Ray ends this program without a word of ours."""
 
 
 class Agent:
@@ -88,6 +92,9 @@ class RayLaunch:
     words: tuple[str, ...]
     output: Path
     resumed: bool = False
+    keys: frozenset[str] = frozenset()
+    """Variables that the config names as holders of secrets."""
+    engine_key: str = "MMRL_ENGINE_TOKEN"
     asked_by: list[signal.Signals] = field(default_factory=list[signal.Signals])
 
     @property
@@ -121,13 +128,17 @@ def run_on_ray(job: RayLaunch, tell: Callable[[str], None], ray: Ray = None) -> 
         finally:
             ray.shutdown()
     code = 0
-    variables = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
-    for key in ("MMRL_REWARD_TOKEN", "MMRL_ENGINE_TOKEN"):
+    variables = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name) or name in job.keys}
+    for key in ("MMRL_REWARD_TOKEN", job.engine_key):
         variables.setdefault(key, secrets.token_hex(24))
     with noted_signals(job.asked_by):
         for left in reversed(range(job.cluster.restarts + 1)):
             before = job.newest()
-            code, is_gone = run_once(job, variables, tell, ray)
+            try:
+                code, is_gone = run_once(job, variables, tell, ray)
+            except HeadLostError as error:
+                tell(f"{error}; go on with\nmmrl launch {shlex.join([*job.words, '--on', 'ray', '--resume', str(job.output)])}")
+                return 1
             if code == 0 or job.asked_by:
                 break
             if not is_gone and job.newest() == before:
@@ -155,14 +166,37 @@ def open_ray() -> Ray:
     return ray
 
 
+class HeadLostError(RuntimeError):
+    """Ray cannot go on: what it knows of machines was kept by one that is gone."""
+
+
+class Head:
+    """The node of Ray that knows of all others; `Head("10.0.0.1:6379")`."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.heard, self.is_lost = address, time.monotonic(), False
+
+    @property
+    def lost(self) -> str:
+        return f"Ray's head node ({self.address}) has not answered for {HEAD_S:.0f} s"
+
+    def is_silent(self) -> bool:
+        """Look whether it still answers; True once it has not for `HEAD_S`."""
+        host, port = self.address.rsplit(":", 1)
+        with suppress(OSError), socket.create_connection((host, int(port)), timeout=POLL_S):
+            self.heard = time.monotonic()
+        self.is_lost = time.monotonic() - self.heard > HEAD_S
+        return self.is_lost
+
+
 def run_once(job: RayLaunch, variables: Mapping[str, str], tell: Callable[[str], None], ray: Ray) -> tuple[int, bool]:
     """One group of machines, to the end of all launches or to the first failure: its exit code, and is a machine gone?"""
     nodes, group = job.cluster.nodes, None
-    agents = list[Actor]()
+    agents, head = list[Actor](), Head(ray.get_runtime_context().gcs_address)
     try:
         group = ray.util.placement_group([job.bundle] * nodes, strategy="STRICT_SPREAD")
         agents = agents_on(job, group, variables, ray)
-        hosts = ready(job, [group.ready(), *(agent.host.remote() for agent in agents)], ray)[1:]
+        hosts = ready(job, [group.ready(), *(agent.host.remote() for agent in agents)], head, ray)[1:]
         if not hosts:
             return 128 + job.asked_by[-1], False
         words, log = job.words_now(), f"{job.output}.logs"
@@ -170,19 +204,26 @@ def run_once(job: RayLaunch, variables: Mapping[str, str], tell: Callable[[str],
         waiting: dict[Actor, int] = {}
         for node, agent in enumerate(agents):
             own = [*words, "--hosts", ",".join(hosts), "--node", str(node)]
-            ray.get(agent.start.remote(own, variables, os.getcwd(), f"{log}/launch-{node}.log"), timeout=END_S)
+            try:
+                ray.get(agent.start.remote(own, variables, os.getcwd(), f"{log}/launch-{node}.log"), timeout=END_S)
+            except ray.exceptions.GetTimeoutError:
+                tell(f"machine {node} ({hosts[node]}) did not begin its launch in {END_S:.0f} s, and counts as lost")
+                return 1, True
+            except ray.exceptions.RayTaskError as error:
+                raise ValueError(f"machine {node} ({hosts[node]}) cannot begin its launch ({error.cause})") from None
             waiting[agent.wait.remote()] = node
-        failed, code = watch(job, agents, waiting, tell, ray)
+        failed, code = watch(job, agents, waiting, head, tell, ray)
         gone = end_all(agents, failed, code, f"{log}/launch-{failed}.log", tell, ray)
         return code, bool(gone)
     except ray.exceptions.RayActorError as error:
         tell(f"a machine was lost while its processes started: {str(error).splitlines()[0]}")
         return 1, True
     finally:
-        for agent in agents:
-            ray.kill(agent)
-        if group is not None:
-            ray.util.remove_placement_group(group)
+        if not head.is_lost:
+            for agent in agents:
+                ray.kill(agent)
+            if group is not None:
+                ray.util.remove_placement_group(group)
 
 
 def agents_on(job: RayLaunch, group: Actor, variables: Mapping[str, str], ray: Ray) -> list[Actor]:
@@ -194,11 +235,13 @@ def agents_on(job: RayLaunch, group: Actor, variables: Mapping[str, str], ray: R
     return [kind.options(scheduling_strategy=place(group, i)).remote() for i in range(job.cluster.nodes)]
 
 
-def ready(job: RayLaunch, asked: Sequence[Actor], ray: Ray) -> list[Actor]:
+def ready(job: RayLaunch, asked: Sequence[Actor], head: Head, ray: Ray) -> list[Actor]:
     """The answers of all machines, none after a signal; ValueError where they are not to be had in time, with what is free."""
     for _ in range(math.ceil(job.cluster.patience_s / POLL_S)):
         if job.asked_by:
             return []
+        if head.is_silent():
+            raise HeadLostError(f"{head.lost} before all machines were there")
         with suppress(ray.exceptions.GetTimeoutError):
             return ray.get(list(asked), timeout=POLL_S)
     alive = [(one["NodeManagerAddress"], one["Resources"]) for one in ray.nodes() if one["Alive"]]
@@ -215,12 +258,24 @@ def _counted(resources: Mapping[str, float]) -> str:
 
 
 def watch(
-    job: RayLaunch, agents: Sequence[Actor], waiting: dict[Actor, int], tell: Callable[[str], None], ray: Ray
+    job: RayLaunch, agents: Sequence[Actor], waiting: dict[Actor, int], head: Head, tell: Callable[[str], None], ray: Ray
 ) -> tuple[int | None, int]:
-    """Wait for all launches, or for the first that fails: its machine, None for none, and the exit code."""
+    """Wait for all launches, or for the first that fails: its machine, None for none, and the exit code.
+
+    Raises HeadLostError: the head node does not answer; all launches were asked to save and end.
+    """
     heard = 0
     while waiting:
         done, _ = ray.wait(list(waiting), timeout=POLL_S)
+        if head.is_silent():
+            # answers of agents come from their machines: they need no head
+            for agent in agents:
+                agent.ask_to_save.remote()
+            ended, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=END_S / 2)
+            raise HeadLostError(
+                f"{head.lost}: all machines were asked to save and end, and {len(ended)} of {len(waiting)} did; start another "
+                "cluster with `ray start --head`"
+            )
         for number in job.asked_by[heard:]:
             heard += 1
             tell(f"{number.name}: all machines are asked to save and end" if heard == 1 else f"{number.name}: all end at once")

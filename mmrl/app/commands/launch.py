@@ -15,7 +15,7 @@ from mmrl.app.cluster.placement import EVERYWHERE, HERE, Placement, Process, pla
 from mmrl.app.cluster.slurm import batch_script
 from mmrl.app.cluster.supervise import Supervised, Supervisor
 from mmrl.app.commands.options import LaunchArguments, TrainArguments
-from mmrl.app.config.run import RunConfig
+from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import chain_label, stages_of
 from mmrl.app.errors import printable
 from mmrl.app.plugins.resolve import shipped_folder
@@ -52,7 +52,7 @@ def launch(given: LaunchArguments) -> int:
             raise ValueError(f"--hosts {AUTO} finds the number of this node too: leave --node {given.node} out")
         hosts, node = found_hosts(os.environ, cluster.nodes)
         given = replace(given, hosts=",".join(hosts), node=node)
-    job = job_on_ray(config, given) if given.on else None
+    job = job_on_ray(resolved, given) if given.on else None
     starts = not given.dry_run and (cluster.nodes == 1 or given.node is not None) and job is None
     if cluster.engines:
         resolved = replace(resolved, config=with_server_model(with_local_model(config) if starts else config, starts))
@@ -72,8 +72,9 @@ def launch(given: LaunchArguments) -> int:
     return 0
 
 
-def job_on_ray(config: RunConfig, given: LaunchArguments) -> RayLaunch:
+def job_on_ray(resolved: Resolved, given: LaunchArguments) -> RayLaunch:
     """The launch as agents of Ray start it; ValueError where the command line says what Ray finds, or no folder to go on from."""
+    config = resolved.config
     if given.hosts or given.node is not None:
         raise ValueError("--on ray finds the machines: leave --hosts and --node out")
     if not config.output:
@@ -82,7 +83,15 @@ def job_on_ray(config: RunConfig, given: LaunchArguments) -> RayLaunch:
         )
     output = (given.resume or Path(config.output)).expanduser().absolute()
     words = given.arguments if given.resume else [*given.arguments, f"output={json.dumps(str(output))}"]
-    return RayLaunch(config.cluster, tuple(words), output, given.resume is not None)
+    keys = frozenset(value for key, value, _ in resolved.rows() if key.endswith("_env") and isinstance(value, str) and value)
+    own = engine_key(config) or RayLaunch.engine_key
+    return RayLaunch(config.cluster, tuple(words), output, given.resume is not None, keys, own)
+
+
+def engine_key(config: RunConfig) -> str:
+    """The variable that holds the key of the policy's engines; empty: none has one."""
+    engine = config.policy.engine if isinstance(config.policy, TextPolicyConfig) else None
+    return "" if engine is None else engine.token_env
 
 
 def with_server_model(config: RunConfig, make: bool) -> RunConfig:
@@ -166,9 +175,7 @@ def refuse_missing(config: RunConfig, processes: Sequence[Process], nodes: int) 
         if process.url or process.node == 0:
             refuse_busy(process)
     if nodes > 1:
-        policy = config.policy
-        engine = policy.engine if isinstance(policy, TextPolicyConfig) else None
-        wanted = {"engine": engine.token_env if engine is not None else "", "reward server": REWARD_TOKEN}
+        wanted = {"engine": engine_key(config), "reward server": REWARD_TOKEN}
         for kind in dict.fromkeys(process.kind for process in processes if EVERYWHERE in process.words):
             variable = wanted.get(kind, "")
             if variable and not os.environ.get(variable):

@@ -1,6 +1,7 @@
 """`mmrl launch --on ray`: what is asked of Ray, what follows when a machine is lost, and what is refused; Ray is a stand-in."""
 
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from mmrl.app.cluster import on_ray
 from mmrl.app.cluster.on_ray import RayLaunch, run_on_ray
+from mmrl.app.commands import launch as launching
 from mmrl.app.commands.launch import launch
 from mmrl.app.commands.options import LaunchArguments
 from mmrl.app.config.cluster import ClusterConfig
@@ -26,15 +28,28 @@ class LateError(Exception):
     """Nothing in time."""
 
 
+class TaskError(Exception):
+    """What an actor raised."""
+
+    cause = OSError("no such folder")
+
+
 @dataclass
 class FakeRay:
     """The calls of Ray that a launch makes. `ends` says of every attempt what each machine's launch does: a code, None: gone."""
 
     ends: list[tuple[int | None, ...]]
     is_free: bool = True
+    head: str = "127.0.0.1:1"
+    slow: Exception | None = None
+    """Raised as a machine's launch begins."""
     log: list[Any] = field(default_factory=list[Any])
     started: list[list[str]] = field(default_factory=list[list[str]])
-    exceptions: Any = field(default_factory=lambda: SimpleNamespace(RayActorError=GoneError, GetTimeoutError=LateError))
+    given: dict[str, str] = field(default_factory=dict[str, str])
+    """The variables of the last launch."""
+    exceptions: Any = field(
+        default_factory=lambda: SimpleNamespace(RayActorError=GoneError, GetTimeoutError=LateError, RayTaskError=TaskError)
+    )
 
     @property
     def util(self) -> Any:
@@ -58,17 +73,28 @@ class FakeRay:
         code = self.ends[0][node]
         answers: dict[str, Callable[..., Any]] = {
             "host": lambda: f"host-{node}",
-            "start": lambda words, variables, folder, log: self.started.append(list(words)),
+            "start": self.begin,
+            "ask_to_save": lambda: self.log.append("asked to save"),
             "wait": lambda: gone() if code is None else code,
             "end": lambda: gone() if code is None else f"\n  last line of {node}",
         }
         methods = {name: SimpleNamespace(remote=lambda *a, f=f: lambda: f(*a)) for name, f in answers.items()}
+        methods["ask_to_save"] = SimpleNamespace(remote=answers["ask_to_save"])
         return SimpleNamespace(**methods)
+
+    def begin(self, words: Sequence[str], variables: dict[str, str], folder: str, log: str) -> None:
+        if self.slow is not None:
+            raise self.slow
+        self.started.append(list(words))
+        self.given = dict(variables)
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address=self.head)
 
     def get(self, asked: Any, timeout: float | None = None) -> Any:
         return [one() for one in asked] if isinstance(asked, list) else asked()
 
-    def wait(self, asked: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+    def wait(self, asked: Sequence[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
         failed = [one for one, code in zip(asked, self.ends[0], strict=False) if code != 0]
         return (failed or list(asked))[:1], []
 
@@ -176,6 +202,47 @@ def test_a_signal_ends_the_wait_for_machines(tmp_path: Path, told: list[str]):
     asked.asked_by.append(signal.SIGINT)
     assert run_on_ray(asked, told.append, ray) == 130 and not ray.started
     assert ray.log[-3:] == ["killed", "killed", "group removed"]
+
+
+def test_a_machine_that_is_slow_to_begin_counts_as_lost_and_one_that_cannot_is_told(tmp_path: Path, told: list[str]):
+    ray = FakeRay([(0, 0)], slow=LateError())
+    assert run_on_ray(job(tmp_path, restarts=1), told.append, ray) == 1 and ray.log.count("group removed") == 2
+    assert told.count("machine 0 (host-0) did not begin its launch in 60 s, and counts as lost") == 2
+    ray.slow = TaskError()
+    with pytest.raises(ValueError, match=r"machine 0 \(host-0\) cannot begin its launch \(no such folder\)"):
+        run_on_ray(job(tmp_path), told.append, ray)
+
+
+def test_a_lost_head_node_ends_all_and_says_how_to_go_on(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch):
+    """Ray itself would end the program after a minute, without a word of where the run stands."""
+    monkeypatch.setattr(on_ray, "HEAD_S", 0.2)
+    waits: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        ray = FakeRay([(0, 0)], head=f"127.0.0.1:{head.getsockname()[1]}")
+
+        def wait(asked: Sequence[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
+            waits.append(num_returns)
+            if len(waits) == 3:
+                head.close()
+            return ([*asked], []) if num_returns > 1 else ([], [*asked])
+
+        monkeypatch.setattr(ray, "wait", wait)
+        assert run_on_ray(job(tmp_path), told.append, ray) == 1
+    assert len(waits) > 4 and ray.log[-2:] == ["asked to save"] * 2, "nothing is asked of a head that is gone"
+    assert "has not answered for 0 s: all machines were asked to save and end, and 2 of 2 did" in told[1]
+    assert told[1].endswith(f"go on with\nmmrl launch tiny/image 'output='\"'\"'run'\"'\"'' --on ray --resume {tmp_path}/run")
+
+
+def test_keys_that_a_config_names_reach_the_machines(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_KEY", "sesame")
+    monkeypatch.setenv("OTHER_KEY", "hush")
+    own = [*WORDS, f"output='{tmp_path}/run'", "policy.engine={kind='vllm', folder='/shared', token_env='FARM_KEY'}"]
+    judge = "{use='vlm_judge', server={url='http://127.0.0.1:9/v1', model='m', api_key_env='JUDGE_KEY'}}"
+    own += [f"reward=[{judge}]"]
+    ray = FakeRay([(0, 0)])
+    monkeypatch.setattr(launching, "run_on_ray", lambda job, tell: run_on_ray(job, told.append, ray))
+    assert launch(LaunchArguments(own, on="ray")) == 0
+    assert ray.given["JUDGE_KEY"] == "sesame" and len(ray.given["FARM_KEY"]) == 48 and "OTHER_KEY" not in ray.given
 
 
 def test_a_dry_run_shows_the_bundles(capsys: pytest.CaptureFixture[str], tmp_path: Path):
