@@ -9,11 +9,12 @@ import torch
 from mmrl.app.modality.merge import is_stored_in_codes
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.core.ranks import Ranks
-from mmrl.core.samples import AUDIO
+from mmrl.core.samples import IMAGE, kind_of
 from mmrl.core.types import Prompt
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.compiled import refuse_uncompilable
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.vision.ways import ways_apart, words_about
 
 log = logging.getLogger("mmrl")
 
@@ -37,14 +38,17 @@ def check_cards(policy: PolicyConfig, ranks: Ranks) -> None:
         refuse_fast_kernels(ranks)
 
 
-def refuse_sharded_sounds(policy: PolicyConfig, prompts: Sequence[Prompt], ranks: Ranks) -> None:
-    """Raise ValueError for the first prompt with a sound, where processes that have none would gather other modules."""
-    heard = next((prompt for prompt in prompts if any(map(AUDIO.holds, prompt.media))), None)
-    if heard is not None and ranks.is_sharded and isinstance(policy, TextPolicyConfig):
-        raise ValueError(
-            f"prompt {heard.id!r} has a sound, which passes modules that pictures do not, and FSDP or ZeRO-3 spreads the "
-            "weights: start with configs/accelerate/ddp.yaml"
-        )
+def refuse_ways_apart(policy: PolicyConfig, prompts: Sequence[Prompt], ranks: Ranks) -> None:
+    """Raise ValueError for the first prompt whose media pass other parts than pictures, where weights are spread."""
+    held = {kind_of(media).name: prompt for prompt in reversed(prompts) for media in prompt.media}
+    if not (ranks.is_sharded and isinstance(policy, TextPolicyConfig) and held.keys() - {IMAGE.name}):
+        return
+    from mmrl.policies.text.dry_run import meta_model
+
+    model, family = meta_model(policy, frozen=True)
+    for kind, parts in ways_apart(model.model, family).items():
+        if kind in held:
+            raise ValueError(words_about(f"prompt {held[kind].id!r}", kind, parts))
 
 
 def refuse_sharded_codes(policy: TextPolicyConfig | FlowPolicyConfig) -> None:

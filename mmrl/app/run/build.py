@@ -21,7 +21,7 @@ from mmrl.app.config.reward_needs import with_gradients
 from mmrl.app.config.run import DataConfig, Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage
 from mmrl.app.errors import waiting
-from mmrl.app.modality.on_cards import refuse_sharded_sounds
+from mmrl.app.modality.on_cards import refuse_ways_apart
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.modality.taught import bind_taught
 from mmrl.app.plugins.lab import TINY, small_models
@@ -105,7 +105,7 @@ def build(
     sampler, config = plug_ins.sampler(train_prompts, config.seed), with_local_model(config, ranks)
     modality, firsts = modality_of(config.policy), first_prompts(train_prompts)
     looked_at = [*firsts, *held_out]
-    refuse_sharded_sounds(config.policy, looked_at, ranks)
+    refuse_ways_apart(config.policy, looked_at, ranks)
     modality.check_prompts(config.policy, looked_at)
     algorithm = adapted(config, train_prompts)
     modality.check_plans(config.policy, algorithm, config.evaluation, looked_at)

@@ -20,6 +20,7 @@ from mmrl.policies.text.packed.row import PackedRow
 from mmrl.policies.text.packed.team import Team
 from mmrl.policies.text.prompt.encode import PromptBatch
 from mmrl.policies.text.vision.cache import Features, VisionCache, joined, look_apart
+from mmrl.policies.text.vision.ways import ways_apart, words_about
 from mmrl.runtime.tensors import to_device
 
 T = TypeVar("T")
@@ -97,15 +98,15 @@ class TextNet(nn.Module):
         self.stand_in: Media | None = None
         self.passes: Callable[[int], int] = int
         """How often this forward must pass the vision part, given how often its own media do."""
-        self.is_cut = False
-        """FSDP or ZeRO-3 spreads the weights."""
+        self.apart: Mapping[str, str] = {}
+        """Where FSDP or ZeRO-3 spreads the weights: the kinds that pass other parts than pictures, and which."""
 
     def join(self, ranks: Ranks, stand_in: Media | None, context: int) -> int:
         """Keep step with the others: pass the vision part as often as they do, looking at `stand_in` if there is nothing else.
 
         Returns how many of them read packed rows together: `context`, or 1 where there are no others.
         """
-        self.stand_in, self.is_cut = stand_in, ranks.is_sharded
+        self.stand_in, self.apart = stand_in, ways_apart(self.core, self.family) if ranks.is_sharded else {}
         if self.features is not None:
             self.features.clear()
         if self.features is None or ranks.is_sharded:
@@ -124,14 +125,12 @@ class TextNet(nn.Module):
     def idle_vision(self, media: Sequence[Media]) -> Tensor:
         """0, through the vision part as often as other processes pass it and this forward's `media` do not.
 
-        Pictures pass it once and clips once; with a cache, those of each prompt that are not known yet. ValueError for sounds
-        where weights are spread: processes without any would gather those of other modules.
+        Pictures pass it once and clips once; with a cache, those of each prompt that are not known yet. ValueError for kinds
+        that go another way where weights are spread: processes without any would gather those of other modules.
         """
-        if self.is_cut and any("audio" in self.family.kinds(one) for one in media):
-            raise ValueError(
-                "a prompt has a sound, which passes modules that pictures do not, and FSDP or ZeRO-3 spreads the weights: "
-                "start with configs/accelerate/ddp.yaml"
-            )
+        for kind, parts in self.apart.items():
+            if any(kind in self.family.kinds(one) for one in media):
+                raise ValueError(words_about("a prompt", kind, parts))
         own = self.num_passes(media) if self.features is None else self.features.missing(media)
         return sum((self._idle_pass() for _ in range(self.passes(own) - own)), torch.zeros((), device=self.device))
 

@@ -288,10 +288,14 @@ def test_weights_in_4_bits_are_not_cut(name: str, stored: bool, monkeypatch: pyt
 
 
 def test_sounds_are_refused_before_weights_that_are_cut_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from transformers import Qwen2AudioConfig
+
     own = "import mmrl\n\ndef load():\n    return [mmrl.Prompt('7', 'What is heard?', (SOUND,))]\n"
     (tmp_path / "own.py").write_text(own.replace("SOUND", repr(str(tmp_path / "a.wav"))))
     (tmp_path / "a.wav").touch()
-    run = load("tiny/image", [f"data={{use='{tmp_path}/own.py'}}", "evaluation.num_prompts=0", "policy.model='/nowhere'"])
+    Qwen2AudioConfig(text_config={"model_type": "qwen2", "num_hidden_layers": 1}).save_pretrained(tmp_path / "ears")
+    words = [f"data={{use='{tmp_path}/own.py'}}", "evaluation.num_prompts=0", f"policy.model='{tmp_path}/ears'"]
+    run = load("tiny/image", words)
     monkeypatch.setattr("mmrl.app.run.build.look_before", lambda *given: None)
     monkeypatch.setattr(Ranks, "is_sharded", True)
     with pytest.raises(ValueError, match=r"prompt '7' has a sound, .* spreads the weights: start with .*ddp\.yaml"):

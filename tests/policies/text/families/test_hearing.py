@@ -24,6 +24,7 @@ from mmrl.lab.tiny.text.omni import MARKS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import QwenOmni
 from mmrl.policies.text.policy import Sampling, TextPolicy
+from mmrl.policies.text.vision.ways import ways_apart
 from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 from tests.support.text_policies import (
     FP32_BOUND,
@@ -263,7 +264,7 @@ def test_what_cannot_be_heard_is_said(tiny, tmp_path: Path, sounds: list[Audio])
 def test_sounds_are_refused_where_weights_are_spread(tiny, sounds: list[Audio]):
     """A process without a sound would look at a picture in its place, and gather the weights of other modules."""
     policy = make(tiny(THINKER))
-    policy.net.is_cut = True
+    policy.net.apart = ways_apart(policy.net.core, policy.family)
     assert policy.rollout(requests(sounds)[-1:]).action_mask.any()
     with pytest.raises(ValueError, match=r"a prompt has a sound.*start with configs/accelerate/ddp\.yaml"):
         policy.rollout(requests(sounds)[:1])
