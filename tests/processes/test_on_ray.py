@@ -55,10 +55,10 @@ def lose(cluster: Any) -> None:
 
 def disturbed(folder: Path, machines: Any, disturb: Callable[[], None], port: int) -> "tuple[subprocess.Popen[str], str]":
     """A run on two machines that is disturbed after its first checkpoint, and what it said."""
-    cluster = f"cluster={{nodes=2, trainers=2, port={port}, patience_s=300}}"
+    cluster = f"cluster={{nodes=2, trainers=2, port={port}, patience_s=600}}"
     running = started(folder, cluster, "--on", "ray", RAY_ADDRESS=machines.address)
     try:
-        until = time.monotonic() + 400
+        until = time.monotonic() + 700
         while not list(folder.glob("run/checkpoints/step-*/manifest.json")):
             assert running.poll() is None and time.monotonic() < until, running.communicate(timeout=60)[0][-3000:]
             time.sleep(0.1)

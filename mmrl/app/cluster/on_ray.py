@@ -244,6 +244,12 @@ def ready(job: RayLaunch, asked: Sequence[Actor], head: Head, ray: Ray) -> list[
             raise HeadLostError(f"{head.lost} before all machines were there")
         with suppress(ray.exceptions.GetTimeoutError):
             return ray.get(list(asked), timeout=POLL_S)
+    with suppress(ray.exceptions.GetTimeoutError):
+        ray.get(asked[0], timeout=POLL_S)
+        raise ValueError(
+            f"Ray lent {job.cluster.nodes} machine(s), and its programs on them did not begin in {job.cluster.patience_s:.0f} s: "
+            "look whether they are busy or cannot import mmrl, and raise cluster.patience_s"
+        )
     alive = [(one["NodeManagerAddress"], one["Resources"]) for one in ray.nodes() if one["Alive"]]
     has = "; ".join(f"{host} has {_counted(resources)}" for host, resources in alive)
     raise ValueError(

@@ -41,6 +41,8 @@ class FakeRay:
     ends: list[tuple[int | None, ...]]
     is_free: bool = True
     head: str = "127.0.0.1:1"
+    is_stuck: bool = False
+    """No program of Ray begins on the machines that are lent."""
     slow: Exception | None = None
     """Raised as a machine's launch begins."""
     log: list[Any] = field(default_factory=list[Any])
@@ -72,7 +74,7 @@ class FakeRay:
     def agent(self, node: int) -> Any:
         code = self.ends[0][node]
         answers: dict[str, Callable[..., Any]] = {
-            "host": lambda: f"host-{node}",
+            "host": lambda: late() if self.is_stuck else f"host-{node}",
             "start": self.begin,
             "ask_to_save": lambda: self.log.append("asked to save"),
             "wait": lambda: gone() if code is None else code,
@@ -195,6 +197,11 @@ def test_too_few_machines_are_told_with_what_is_free(tmp_path: Path, told: list[
     with pytest.raises(ValueError, match=expected):
         run_on_ray(job(tmp_path, patience_s=5.0), told.append, ray)
     assert ray.log[-3:] == ["killed", "killed", "group removed"], "nothing keeps cards"
+
+
+def test_machines_whose_programs_do_not_begin_are_told_apart(tmp_path: Path, told: list[str]):
+    with pytest.raises(ValueError, match=r"Ray lent 2 machine\(s\), and its programs on them did not begin in 5 s: look whether"):
+        run_on_ray(job(tmp_path, patience_s=5.0), told.append, FakeRay([(0, 0)], is_stuck=True))
 
 
 def test_a_signal_ends_the_wait_for_machines(tmp_path: Path, told: list[str]):
