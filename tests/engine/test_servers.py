@@ -30,7 +30,7 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import policies_on, server_of
-from tests.support.fake_engines import FILES, FakeEngine, engines
+from tests.support.fake_engines import FILES, FakeEngine, engines, make_environment
 from tests.support.text_policies import ids_of, logprobs, mixed, prompts, text_trace
 from tests.support.videos import write_video
 
@@ -339,6 +339,9 @@ def test_copies_that_spare_nothing_or_cannot_be_made_are_refused_before_anything
     for folder, words in ((str(tmp_path), "one file system on .*: a copy would spare nothing"), ("/proc/x", "cannot be written")):
         with pytest.raises(ValueError, match=rf"policy\.engine\.local: {folder} .*{words}"):
             look_at_engine(config(folder))
+    own = EngineConfig(environment=str(make_environment(tmp_path / "vllm")), folder=str(tmp_path), local=str(tmp_path / "x"))
+    with pytest.raises(ValueError, match="a copy would spare nothing"):
+        look_at_engine(TextPolicyConfig(tiny("qwen2_5_vl"), engine=own))
     two[1].order(repeat={"/collective_rpc": 500})
     with pytest.raises(ValueError, match=r"makes no copies .* start it with --worker-extension-cls"):
         look_at_engine(config(local))

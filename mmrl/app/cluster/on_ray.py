@@ -10,7 +10,6 @@ import re
 import secrets
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -182,8 +181,11 @@ class Head:
 
     def is_silent(self) -> bool:
         """Look whether it still answers; True once it has not for `HEAD_S`."""
+        from mmrl.engine.worker.weight_group import own_address  # imports torch, which agents do without
+
         host, port = self.address.rsplit(":", 1)
-        with suppress(OSError), socket.create_connection((host, int(port)), timeout=POLL_S):
+        with suppress(OSError):
+            own_address(host, int(port), POLL_S)
             self.heard = time.monotonic()
         self.is_lost = time.monotonic() - self.heard > HEAD_S
         return self.is_lost

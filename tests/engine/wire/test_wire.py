@@ -129,7 +129,9 @@ def test_the_command_on_a_cpu_and_on_a_card(tmp_path, monkeypatch):
         card, monkeypatch, lora=LoraSettings(rank=20), sleep=True, memory_share=0.4, devices="3", options=("--x", "y")
     )
     words = " ".join(on_card.words)
-    assert "--enable-lora --max-lora-rank 32" in words and "--weight-transfer-config" not in words
+    assert "--enable-lora --max-lora-rank 32" in words and "--weight-transfer-config" not in words and "extension" not in words
+    copies = command(card, monkeypatch, lora=LoraSettings(rank=20), folder="/shared", local="/local")
+    assert "--worker-extension-cls vllm_extension.WeightExtension" in " ".join(copies.words), "workers make the copy"
     assert "--gpu-memory-utilization 0.4 --enable-sleep-mode --x y" in words and "--enforce-eager" not in words
     assert dict(on_card.environment)["CUDA_VISIBLE_DEVICES"] == "3"
 
