@@ -63,7 +63,7 @@ def disturbed(folder: Path, machines: Any, disturb: Callable[[], None], port: in
             assert running.poll() is None and time.monotonic() < until, running.communicate(timeout=60)[0][-3000:]
             time.sleep(0.1)
         disturb()
-        return running, running.communicate(timeout=400)[0]
+        return running, running.communicate(timeout=900)[0]
     finally:
         running.kill()
 
@@ -90,5 +90,5 @@ def test_a_machine_that_is_lost_is_replaced(machines: Any, tmp_path: Path):
     assert "gone; " in said and "a new group of machines is asked for, 2 more time(s) after this" in said, said[-3000:]
     assert len(lines(ours)) == STEPS
     alone = started(plain, "cluster={trainers=2, port=29672}")
-    assert alone.communicate(timeout=400) and alone.returncode == 0
+    assert alone.communicate(timeout=900) and alone.returncode == 0
     assert lines(ours) == lines(plain)
