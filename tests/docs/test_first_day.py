@@ -1,15 +1,13 @@
 """The three jobs of docs/how_to/first_day.md, by the commands that a reader copies, in an empty folder of a fresh clone."""
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.support.blocks import ROOT, blocks, commands
+from tests.support.forked import run
 
 PAGE = "docs/how_to/first_day.md"
 JOBS = {"boxes": "1. Grounding", "pictures": "2. Pictures", "clips": "3. Clips"}
@@ -22,7 +20,7 @@ EXPECTED = {
 PROGRAM = """
 import json, runpy, sys
 from mmrl.app.cli import main
-for words in json.load(sys.stdin):
+for words in json.loads(sys.argv[1]):
     print("$", *words, flush=True)
     if words[0] == "python":
         sys.argv = words[1:]
@@ -51,17 +49,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder in which all jobs were done, and what they printed."""
     folder = tmp_path_factory.mktemp("day")
     (folder / "examples").symlink_to(ROOT / "examples")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MMRL_CACHE": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps(page_commands()),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run("-c", PROGRAM, json.dumps(page_commands()), cwd=folder, variables=[{"MMRL_CACHE": str(folder / "cache")}])
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
     return folder, done.stdout
 

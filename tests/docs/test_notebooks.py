@@ -1,14 +1,13 @@
 """Every notebook runs from top to bottom, on tiny models, twice in the same folder; and holds no output of somebody's machine."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -22,11 +21,7 @@ def cells(notebook: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(notebook: Path, tmp_path: Path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, str(RUNNER), str(notebook)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
+    done = forked.run(str(RUNNER), str(notebook), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "report.html").is_file()

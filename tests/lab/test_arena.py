@@ -14,7 +14,7 @@ from mmrl.lab.arena.lane import Lane, Point, Stint
 from mmrl.lab.arena.ranking import half_width, is_clearly_better, standings
 from tests.support import arena_runs
 from tests.support.each import for_each
-from tests.support.launcher import started
+from tests.support.forked import run
 from tests.support.presets import BY_PIXELS, FLOW
 
 
@@ -212,7 +212,7 @@ def test_a_contest_that_was_killed_goes_on_as_if_it_had_not_been(
     for folder in (whole, broken):
         folder.parent.mkdir()
     said(whole)
-    killed = started("tests.support.arena_runs", broken, 6, processes=1)
+    killed = run("-m", "tests.support.arena_runs", str(broken), "6")
     assert killed.returncode == -signal.SIGKILL
     assert "2 runs (2 methods, 1 seeds) of 4 seconds: 8 s of training. Besides, 2 evaluations of 4 prompts" in killed.stderr
     assert [len(Lane(broken / name / "seed-0", name, 0).points()) for name in ("grpo", "rloo")] == [3, 2]

@@ -3,17 +3,15 @@
 Three kills of one run here, five of each kind in `make evidence`, 50 in `make soak`.
 """
 
-import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.reliability.soak import SUITE, moments
+from tests.support.forked import run
 
 SOAK = Path(__file__).parent / "soak.py"
 
@@ -24,10 +22,7 @@ SOAK = Path(__file__).parent / "soak.py"
 )
 def test_a_run_that_is_killed_and_resumed_is_the_same_run(kinds: Sequence[str], kills: int, inside: int):
     """Several kinds in one command, which forks: what they import is imported once."""
-    command = [sys.executable, str(SOAK), "--kills", str(kills), "--steps", "6", "--kinds", *kinds]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=900, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    done = run(str(SOAK), "--kills", str(kills), "--steps", "6", "--kinds", *kinds)
     assert done.returncode == 0, done.stdout + done.stderr
     for kind in kinds:
         row = re.search(rf"^{kind} +{kills} +(\d+) +\d+ +\d+ +\d+  identical", done.stdout, re.MULTILINE)

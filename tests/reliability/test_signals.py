@@ -28,6 +28,7 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import AskedToStopError, Stop
 from mmrl.training.trainer import Records, Trainer
 from tests.reliability.soak import words
+from tests.support import forked
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.trainers import weights
 
@@ -198,17 +199,17 @@ def test_the_second_signal_leaves_at_once():
     assert "SIGINT: stopping" in done.stderr
 
 
-def stopped(command: list[str], number: signal.Signals) -> str:
-    """What the command says on stderr when it is asked to stop after its first step."""
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert run.stderr is not None
+def stopped(words: list[str], number: signal.Signals) -> str:
+    """What `mmrl train` says on stderr when it is asked to stop after its first step."""
+    reading, writing = os.pipe()
+    run = forked.begin(["-m", "mmrl", "train", *words], ".", [{}], writing, writing)
+    os.close(writing)
     said = ""
-    for line in run.stderr:
-        said += line
-        if re.match(r"step [1-9]", line):
-            break
-    run.send_signal(number)
-    said += run.stderr.read()
+    with open(reading) as lines:
+        for line in lines:
+            said += line
+            if re.match(r"step [1-9]", line):
+                os.kill(run.pids[0], number)
     assert run.wait(60) == 0, said
     return said
 
@@ -216,11 +217,11 @@ def stopped(command: list[str], number: signal.Signals) -> str:
 @pytest.mark.slow
 def test_the_command_saves_and_ends_with_0_and_prints_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped by SIGTERM, resumed, stopped by Ctrl-C, resumed to its end."""
-    folder, train = tmp_path / "run", [sys.executable, "-m", "mmrl", "train"]
-    said = stopped([*train, *words("text", 1000), "save_every=0", f"output={str(folder)!r}"], signal.SIGTERM)
+    folder = tmp_path / "run"
+    said = stopped([*words("text", 1000), "save_every=0", f"output={str(folder)!r}"], signal.SIGTERM)
     [first] = Checkpoints(folder / "checkpoints").steps()
     assert f"mmrl train --resume {folder}" in said and f"stopped by SIGTERM and saved after step {first}" in said
-    said = stopped([*train, "--resume", str(folder)], signal.SIGINT)
+    said = stopped(["--resume", str(folder)], signal.SIGINT)
     second = max(Checkpoints(folder / "checkpoints").steps())
     assert second > first and f"continuing {folder} after step {first}" in said
     assert f"mmrl train --resume {folder}" in said and f"stopped by SIGINT and saved after step {second}" in said

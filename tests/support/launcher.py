@@ -9,6 +9,9 @@ from typing import Any, Literal, cast
 
 import torch
 
+from tests.support.forked import run
+from tests.support.ports import free_ports
+
 Kind = Literal["one", "replicated", "sharded", "zero2", "zero3"]
 KINDS: tuple[Kind, ...] = ("replicated", "sharded")
 TORCHRUN = ["-m", "torch.distributed.run", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "--nproc_per_node"]
@@ -26,10 +29,19 @@ def started(module: str | Path, *words: Any, processes: int = 2, timeout: float 
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def forked(module: str | Path, *words: Any, processes: int = 2, **env: str) -> Done:
+    """The same without torchrun, by processes that share their imports."""
+    here = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
+    here |= {"MASTER_PORT": str(free_ports(1)), **env}
+    ranks = [{**here, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(processes)] if processes > 1 else [env]
+    what = [str(module)] if isinstance(module, Path) else ["-m", module]
+    return run(*what, *map(str, words), variables=ranks)
+
+
 def results(module: str | Path, kind: Kind, out: Path, *words: Any, processes: int = 2) -> list[dict[str, Any]]:
     """What every process of `module kind out words...` saved with `leave`, in rank order."""
     out.mkdir(parents=True, exist_ok=True)
-    done = started(module, kind, out, *words, processes=1 if kind == "one" else processes)
+    done = forked(module, kind, out, *words, processes=1 if kind == "one" else processes)
     assert done.returncode == 0, done.stderr[-4000:]
     return [torch.load(path, weights_only=True) for path in sorted(out.glob("rank-*.pt"))]
 
@@ -37,11 +49,11 @@ def results(module: str | Path, kind: Kind, out: Path, *words: Any, processes: i
 def both(module: str | Path, folder: Path, *words: Any) -> dict[Kind, list[dict[str, Any]]]:
     """The same of `module replicated,sharded folder words...`, whose two processes are one kind after the other.
 
-    Most of a process's time goes into its imports. What a kind leaves lies in `folder / kind`.
+    What a kind leaves lies in `folder / kind`.
     """
     for kind in KINDS:
         (folder / kind).mkdir(parents=True, exist_ok=True)
-    done = started(module, ",".join(KINDS), folder, *words)
+    done = forked(module, ",".join(KINDS), folder, *words)
     assert done.returncode == 0, done.stderr[-4000:]
     return {kind: [torch.load(path, weights_only=True) for path in sorted((folder / kind).glob("rank-*.pt"))] for kind in KINDS}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from tests.support.launcher import started
+from tests.support.launcher import forked
 from tests.training.run_ranks import AHEAD, DRAWN, PLANNERS, STATE, VIDEO, trained
 
 Results = dict[str, Any]
@@ -23,7 +23,7 @@ CLOSE = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
     out = tmp_path_factory.mktemp("ranks") / "two.pt"
-    done = started("tests.training.run_ranks", out, 2)
+    done = forked("tests.training.run_ranks", out, 2)
     assert done.returncode == 0, done.stderr[-3000:]
     alone = Accelerator(cpu=True)
     assert alone.num_processes == 1

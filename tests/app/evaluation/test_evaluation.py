@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +22,8 @@ from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
 from mmrl.app.run.sample_files import digest
 from mmrl.core.types import Sample
 from tests.support.flow_runs import Make
-from tests.support.launcher import started
+from tests.support.forked import run
+from tests.support.launcher import forked
 
 WORDS = ["evaluation.batch_size=4", "policy.sampling.max_new_tokens=6", "evaluation.by=['split', 'level']"]
 SIDES = (20, 60, 120)
@@ -109,8 +108,7 @@ def test_a_killed_evaluation_goes_on_and_ends_as_one_that_nobody_disturbed(
     """The kill comes between the lines of a chunk and the note of it, so that these lines are thrown away."""
     place = EvaluationDir(tmp_path / "eval")
     program = KILL.format(words=WORDS, output=place.path, data=str(boxes)).replace("PosixPath(", "__import__('pathlib').Path(")
-    environment = {**os.environ, "MMRL_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = run("-c", program, variables=[{"MMRL_CACHE": str(cache)}])
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert len(place.lines()) == 8 and place.num_done("") == 4 and not place.is_finished
     monkeypatch.setenv("MMRL_CACHE", str(cache))
@@ -123,7 +121,7 @@ def test_a_killed_evaluation_goes_on_and_ends_as_one_that_nobody_disturbed(
 def test_two_processes_write_what_one_writes(boxes: Path, whole: EvaluationDir, cache: Path, tmp_path: Path):
     place = EvaluationDir(tmp_path / "eval")
     words = ["eval", "--task", "grounding", "--model", "tiny:qwen3_vl", "--data", boxes, "--output", place.path, *WORDS]
-    done = started("mmrl", *words, MMRL_CACHE=str(cache))
+    done = forked("mmrl", *words, MMRL_CACHE=str(cache))
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[0] == "\t".join(COLUMNS), "the main process alone prints"
     for mine, theirs in zip(place.lines(), whole.lines(), strict=True):

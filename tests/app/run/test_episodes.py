@@ -1,8 +1,6 @@
 """A run with an environment: trained, drawn again, resumed and reported; what samples of several turns cannot have is refused."""
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from mmrl.app.run.folder import Line, RunDir, read_lines
 from mmrl.runtime.blame import PLUGIN
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.metric_names import metric_of
+from tests.support import forked
 
 ENVIRONMENT = '''
 """Shows a part of the picture again, and says what it thinks of each turn."""
@@ -150,8 +149,7 @@ def forget_plug_ins() -> None:
 
 
 def test_a_run_killed_inside_an_episode_plays_the_same_ones_when_it_is_resumed(run: RunDir, here: Path):
-    words = [sys.executable, "-m", "mmrl", "train", "tiny/image", *COMMON, "output=killed"]
-    done = subprocess.run(words, env={**os.environ, "DIES": "1"}, capture_output=True, text=True, timeout=300, check=False)
+    done = forked.run("-m", "mmrl", "train", "tiny/image", *COMMON, "output=killed", variables=[{"DIES": "1"}])
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     killed = RunDir(here / "killed")
     assert not (killed.checkpoints / "step-2").exists()
