@@ -19,7 +19,8 @@ CASES: dict[str, list[str]] = {
     "text": ["tiny/image", *REWARD, *SGD, "steps=3", "evaluate_every=3", "evaluation.num_prompts=5", "evaluation.batch_size=2"],
     "text_adamw": ["tiny/image", *REWARD, "steps=3", "evaluation.num_prompts=0"],
     "flow": FLOW,
-    "sampled": [*FLOW, "cluster.samplers=2"],
+    "sampled": [*FLOW, "cluster.samplers=1"],
+    "sampled_twice": [*FLOW, "cluster.samplers=2"],
     "probes": [*MIXED, *REWARD, *SGD, "steps=4", "algorithm.preset=t_grpo", "policy.rollout_rows=3"],
     # each step one process looks at a clip and a picture, and the other at nothing
     "unseeing": [*MIXED, UNSEEING, *REWARD, *SGD, "steps=3", "prompts_per_step=2"],
@@ -64,10 +65,9 @@ DRAWS = [*ONE, "policy.guidance=2.0"]
 CLIP = ["policy.height=32", "policy.width=32", "policy.frames=5"]
 ON_CARD: dict[str, list[str]] = {
     "image": ["tiny/image", *STEP, "evaluation.num_prompts=2"],
-    "gemma3_lora": ["tiny/image", *ONE, *LORA, "policy.model=tiny:gemma3"],
+    "gemma3_lora": ["tiny/image", *ONE, *LORA, "policy.model=tiny:gemma3", "policy.gradient_checkpointing=true"],
     "qwen2_5_vl_4_bits": ["tiny/image", *ONE, *LORA, "policy.model=tiny:qwen2_5_vl", "policy.weights=nf4"],
     "qwen3_5_dapo": ["tiny/image", *ONE, *DAPO, "policy.model=tiny:qwen3_5"],
-    "smolvlm_checkpointing": ["tiny/image", *ONE, "policy.model=tiny:smolvlm", "policy.gradient_checkpointing=true"],
     "turns": ["tiny/look_twice", *ONE, "policy.model=tiny:qwen3_vl", "prompts_per_step=2", "algorithm.group_size=4"],
     "clips": ["tiny/clips", *ONE, "policy.video.workers=0"],
     "sounds": ["tiny/beeps", *ONE, "policy.model=tiny:qwen2_5_omni_thinker", "prompts_per_step=2", "algorithm.group_size=4"],

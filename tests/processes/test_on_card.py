@@ -10,7 +10,7 @@ import torch
 from tests.processes.cases import ON_CARD
 from tests.processes.ran import distance
 from tests.support.each import for_each
-from tests.support.launcher import started
+from tests.support.launcher import forked
 
 pytestmark = pytest.mark.slow
 TABLE = Path(__file__).with_name("looks.toml")
@@ -22,7 +22,7 @@ Seen = dict[str, dict[str, Any]]
 def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """What one process leaves of all cases, on either device."""
     out = tmp_path_factory.mktemp("card")
-    done = started("tests.processes.run_on_card", out, *CASES, processes=1, MMRL_CACHE=str(cache))
+    done = forked("tests.processes.run_on_card", out, *CASES, processes=1, MMRL_CACHE=str(cache))
     assert done.returncode == 0, done.stderr[-4000:]
     return out
 

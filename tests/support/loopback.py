@@ -25,7 +25,7 @@ groups = []
 
 def letters(group):
     groups.append(group.id)
-    if len(groups) > HELD_AFTER and not (FOLDER / "go").exists():
+    if len(groups) > 8 and not (FOLDER / "go").exists():
         (FOLDER / "held").touch()
         while not (FOLDER / "go").exists():
             time.sleep(0.02)
@@ -64,7 +64,7 @@ lr = 1e-3
 
 [cluster]
 trainers = 2
-engines = 2
+engines = {engines}
 engine_port = {engine_port}
 rewards = ["{spec}"]
 port = {port}
@@ -133,16 +133,22 @@ class Loopback:
         return [line["reward/total"] for line in lines if "reward/total" in line]
 
 
-def lay_out(folder: Path, restarts: int = 3, deadline_s: float = 120.0, held_after: int = 8) -> dict[str, Any]:
+def lay_out(folder: Path, restarts: int = 3, deadline_s: float = 120.0, engines: int = 2) -> dict[str, Any]:
     """The files of a launch: config.toml, a reward and its spec, an environment of vLLM; returns the ports."""
     folder.mkdir(parents=True, exist_ok=True)
     ports = {"engine_port": free_ports(4)}
     ports |= {"reward_port": ports["engine_port"] + 2, "port": ports["engine_port"] + 3}
-    (folder / "letters.py").write_text(REWARD.replace("HELD_AFTER", str(held_after)))
+    (folder / "letters.py").write_text(REWARD)
     spec = folder / "spec.toml"
     spec.write_text(f'port = {ports["reward_port"]}\n[[reward]]\nuse = "./letters.py"\n')
     environment = make_environment(folder / "engine")
-    settings = ports | {"spec": spec, "environment": environment, "restarts": restarts, "deadline_s": deadline_s}
+    settings = ports | {
+        "spec": spec,
+        "environment": environment,
+        "restarts": restarts,
+        "deadline_s": deadline_s,
+        "engines": engines,
+    }
     (folder / "config.toml").write_text(CONFIG.format(**settings))
     return ports
 

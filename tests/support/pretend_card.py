@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "card"
@@ -77,6 +76,11 @@ def real(x: Any) -> Any:
     return HOST if isinstance(x, torch.device) and x.type == NAME else x
 
 
+def mapped(function: Callable[[Any], Any], x: Any) -> Any:
+    """The function of what an operator takes or gives: a value, or a list or tuple of values."""
+    return type(x)(map(function, x)) if type(x) in (list, tuple) else function(x)
+
+
 def on_card(x: Any) -> Any:
     """A tensor of the card with the memory of a CPU's."""
     return placed(_C._acc.create_empty_tensor((0,), x.dtype), x) if isinstance(x, Tensor) else x
@@ -111,15 +115,15 @@ def check(base: str, tensors: Sequence[Tensor], generator: torch.Generator | Non
 
 def run(op: Any, base: str, *args: Any, **kwargs: Any) -> Any:
     """One operator, done by the CPU."""
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    given = [*args, *kwargs.values()]
+    tensors = [x for one in given for x in (one if type(one) in (list, tuple) else (one,)) if isinstance(x, Tensor)]
     check(base, tensors, kwargs.get("generator"))
     chosen_by_value = base in INDEXING and any(is_on_card(x) and x.dtype in (torch.bool, torch.uint8) for x in tensors[1:])
     if base in ASKING or chosen_by_value:
         traffic.looks[place()] += 1
-    out = op(*tree_map(real, args), **tree_map(real, kwargs))
-    written = [i for i, one in enumerate(op._schema.arguments) if one.alias_info is not None and one.alias_info.is_write]
-    if not written:
-        return out if torch.device(kwargs.get("device") or NAME) == HOST else tree_map(on_card, out)
+    out = op(*(mapped(real, x) for x in args), **{name: mapped(real, x) for name, x in kwargs.items()})
+    if not (written := written_by(op)):
+        return out if torch.device(kwargs.get("device") or NAME) == HOST else mapped(on_card, out)
     given = [kwargs.get(op._schema.arguments[i].name, args[i] if i < len(args) else None) for i in written]
     outs = [out] if len(op._schema.returns) == 1 else out
     for card, x in zip(given, outs or (), strict=False):
@@ -127,6 +131,12 @@ def run(op: Any, base: str, *args: Any, **kwargs: Any) -> Any:
             placed(card, x)
     returned = given[: len(op._schema.returns)]
     return None if not returned else returned[0] if len(returned) == 1 else tuple(returned)
+
+
+@cache
+def written_by(op: Any) -> list[int]:
+    """The places of the arguments that an operator writes to."""
+    return [i for i, one in enumerate(op._schema.arguments) if one.alias_info is not None and one.alias_info.is_write]
 
 
 def of_shape(op: Any, base: str, *args: Any, **kwargs: Any) -> Any:
