@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from mmrl.lab.tiny.byte_tokens import TEXT
 from mmrl.lab.tiny.text.vlms import build
 
 
@@ -12,3 +13,11 @@ from mmrl.lab.tiny.text.vlms import build
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """Family -> folder of a tiny model."""
     return cache(lambda family: str(build(family, tmp_path_factory.mktemp(family))))
+
+
+@pytest.fixture(scope="session")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Qwen3-VL of one layer: a compiler goes through every one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TEXT, "num_hidden_layers", 1)
+        return str(build("qwen3_vl", tmp_path_factory.mktemp("shallow")))

@@ -80,13 +80,13 @@ def traced() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("traced")
-def test_one_graph_whatever_the_lengths_and_the_rest(tiny: Tiny, monkeypatch: pytest.MonkeyPatch):
+def test_one_graph_whatever_the_lengths_and_the_rest(shallow: str, monkeypatch: pytest.MonkeyPatch):
     """Storage that doubles, other prompts and groups, chunks, another policy of the kind, episodes that keep what they have read,
     episodes that branch, completions that go on, and prompts under a view."""
     monkeypatch.setattr(room, "FIRST", 5)
     how: dict[str, Any] = {"sampling": Sampling(max_new_tokens=12)}
-    folder, before = tiny("qwen3_vl"), made()[0]
-    plain, shared = pair(folder, **how)
+    before = made()[0]
+    plain, shared = pair(shallow, **how)
     for policy in (plain, shared):
         policy.views["hinted"] = Hint("It is blue.")
     first = check(plain, shared, some((4, 4, 4, 4)))
@@ -97,9 +97,9 @@ def test_one_graph_whatever_the_lengths_and_the_rest(tiny: Tiny, monkeypatch: py
     check(plain, shared, [replace(one, view="hinted", shown=Shown(trained=True)) for one in some((3, 3))])
     begun = [Prefix(text.ids_of(group.samples[0]), 0.5) for group in first.groups]
     check(plain, shared, [replace(one, written=prefix) for one, prefix in zip(some((4, 4)), begun, strict=False)])
-    check(*pair(folder, rollout_rows=8, **how), some((4, 4, 4)))
+    check(*pair(shallow, rollout_rows=8, **how), some((4, 4, 4)))
     worlds = [Inline(lambda *_: Observation("go on"), Limits(turns=3, tokens=2000)) for _ in range(2)]
-    both = player(folder, worlds[0], **how), ready(player(folder, worlds[1], compile=True, **how))
+    both = player(shallow, worlds[0], **how), ready(player(shallow, worlds[1], compile=True, **how))
     episodes = check(*both, some((4, 4)))
     check(*both, [replace(some((3,))[0], seed=99, written=branch_of(episodes, some((3,))[0].seed))])
     kept = [policy.drain_metrics()["rollout/kept_tokens"] for policy in both]
@@ -108,21 +108,22 @@ def test_one_graph_whatever_the_lengths_and_the_rest(tiny: Tiny, monkeypatch: py
 
 
 @pytest.mark.usefixtures("traced")
-def test_with_adapters_while_rows_leave(tiny: Tiny):
+def test_with_adapters_while_rows_leave(shallow: str):
     """One graph more for a lone row of each prompt, and for a lone prompt."""
     before = made()[0]
-    check(*pair(tiny("qwen3_vl"), lora=LORA, sampling=LONG), asked())
+    check(*pair(shallow, lora=LORA, sampling=LONG), asked())
     assert made()[0] <= before + 3 and not made()[1]
 
 
-@pytest.mark.slow
-def test_what_a_compiler_makes_of_it(tiny: Tiny):
+@pytest.mark.evidence
+def test_what_a_compiler_makes_of_it(shallow: str):
+    """With an adapter; readings of a model like this one are compiled in tests/policies/shared/test_compiled.py."""
     generate.program.cache_clear()
-    check(*pair(tiny("qwen3_vl"), sampling=Sampling(max_new_tokens=8)), some((4, 4)))
+    check(*pair(shallow, lora=LORA, sampling=Sampling(max_new_tokens=8)), some((4, 4)))
 
 
 @pytest.mark.parametrize("wrong", ["step", "room"])
-def test_numbers_that_leave_the_gate_name_what_wrote_them(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, wrong: str):
+def test_numbers_that_leave_the_gate_name_what_wrote_them(shallow: str, monkeypatch: pytest.MonkeyPatch, wrong: str):
     """The compiled step alone, or what it was compiled from."""
     attend = SharedRoom.attend
 
@@ -137,7 +138,7 @@ def test_numbers_that_leave_the_gate_name_what_wrote_them(tiny: Tiny, monkeypatc
     monkeypatch.setattr(generate, "program", lambda: program if wrong == "step" else generate.step)
     if wrong == "room":
         monkeypatch.setattr(SharedRoom, "attend", off)
-    policy = ready(text.make(tiny("qwen3_vl"), ("ref",), decode="shared", compile=True))
+    policy = ready(text.make(shallow, ("ref",), decode="shared", compile=True))
     message = message_of(policy, PRESETS["grpo"], text.prompts()[:2], Fault(""))
     cause, remedy = (COMPILED, "leave policy.compile out") if wrong == "step" else (SHARED, "Set policy.decode = 'plain'")
     assert f"Likely cause: {cause} (" in message and remedy in message, message
