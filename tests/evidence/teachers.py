@@ -7,7 +7,7 @@ is there is not repeated. `--steps` cuts every run short, to see that it works.
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from mmrl.app.config.run import load
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir, read_lines
 
+Compare = Callable[[str, int, Path, int | None], dict[str, Any]]
+"""Comparison, seed, folder and the steps of a short one -> what is printed."""
 HERE = Path(__file__).resolve().parent
 STEPS = {"opd": 60, "sees_more": 40, "told": 40}
 SERIES = "seed = 1000003"
@@ -92,15 +94,16 @@ def compare(name: str, seed: int, out: Path, steps: int | None = None) -> dict[s
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("comparison", choices=STEPS)
+def main(compare: Compare, choices: Iterable[str], description: str | None, out: str) -> None:
+    """A comparison from the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("comparison", choices=choices)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("runs/teachers"))
+    parser.add_argument("--out", type=Path, default=Path(out))
     parser.add_argument("--steps", type=int)
     asked = parser.parse_args()
     print(json.dumps(compare(asked.comparison, asked.seed, asked.out.resolve(), asked.steps), indent=1))  # noqa: T201 - the command's result
 
 
 if __name__ == "__main__":
-    main()
+    main(compare, STEPS, __doc__, "runs/teachers")

@@ -7,7 +7,6 @@ reward `shapes` of 48 held-out wishes, 8 denoising steps a picture, as step -> v
 A run that is there is not repeated. `--steps` cuts every run short.
 """
 
-import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from mmrl.app.commands.alternate import alternate
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
-from tests.evidence.teachers import curve, run
+from tests.evidence.teachers import curve, main, run
 
 STEPS = {"turns": 24, "easel": 10}
 TURNS = 3
@@ -84,15 +83,5 @@ def compare(name: str, seed: int, out: Path, steps: int | None = None) -> dict[s
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("comparison", choices=STEPS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("runs/writers"))
-    parser.add_argument("--steps", type=int)
-    asked = parser.parse_args()
-    print(json.dumps(compare(asked.comparison, asked.seed, asked.out.resolve(), asked.steps), indent=1))  # noqa: T201 - the command's result
-
-
 if __name__ == "__main__":
-    main()
+    main(compare, STEPS, __doc__, "runs/writers")
