@@ -35,7 +35,7 @@ class Demo:
     """Printed before the third part, the second run."""
 
 
-FEW = ("evaluation.num_prompts=8", "evaluation.data.size=8", "data.size=64")
+FEW = ("evaluation.num_prompts=8", "evaluation.data.size=8", "data.size=64", "prompts_per_step=4")
 DEMOS = {
     "grounding": Demo(
         config="tiny/grounding",
