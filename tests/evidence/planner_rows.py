@@ -5,12 +5,14 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.planners.begun import Wordings
 from mmrl.algorithms.planners.helped import SerialExits
 from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.types import Prompt
+from mmrl.algorithms.shaping.agreement import Agreement
+from mmrl.core.types import Group, Prompt
 from tests.evidence.task import Row, TextTask, mean, text_of
-from tests.evidence.text_tasks import ALL_WRONG, prompts_of
+from tests.evidence.text_tasks import ALL_WRONG, first_letter, prompts_of
 from tests.evidence.video_rows import IDLE, whole
 
 LETTERS = "The first letters: {hint}"
@@ -61,6 +63,39 @@ SELF_HINTS = replace(
     claim=f"{UNSOLVABLE.claim}; who writes hints sees the solution",
     prompts=lambda seed: told(with_columns(seed)),
 )
+WORDS = ("Some say it is b", "Some say it is c")
+
+
+def worded(seed: int) -> list[Prompt]:
+    """Every prompt twice, side by side: each time in one of two wordings, and with the other one in its column."""
+    return [
+        replace(
+            one, id=f"{one.id}.{k}", text=f"{one.text}\n{words}", columns={**one.columns, "paraphrases": f"{one.text}\n{other}"}
+        )
+        for one in prompts_of(lambda vector, i: "bc", count=12)(seed)
+        for k, (words, other) in enumerate((WORDS, WORDS[::-1]))
+    ]
+
+
+def agreeing(groups: Sequence[Group]) -> float:
+    """How often answers to both wordings begin with the same right letter."""
+    first = [[text_of(sample)[:1] for sample in group.samples] for group in groups]
+    pairs = [(a, b, group.prompt.answer) for one, other, group in zip(first[::2], first[1::2], groups[::2], strict=True)
+             for a, b in zip(one, other, strict=True)]  # fmt: skip
+    return mean([float(a == b != "" and a in right) for a, b, right in pairs])
+
+
+WORDED = TextTask(
+    "two_wordings",
+    "two letters are right, and either wording of a prompt suggests another one of them",
+    "share of pairs of answers, one to each wording, that begin with the same right letter",
+    worded,
+    (("letter", first_letter),),
+    agreeing,
+    length=1,
+    samples=4_000,
+)
+ASKED = replace(PRESETS["grpo"], planner=Wordings())
 CLIP = replace(PRESETS["ghpo"], planner=Once())
 ALONE = "every prompt sampled once, alone"
 WRITING = "The solution is {solution}\nWrite {levels} hints."
@@ -73,6 +108,7 @@ def with_planner(name: str, task: TextTask = UNSOLVABLE, *, short: bool = False,
 
 
 ROWS = [
+    Row("Wordings", replace(ASKED, shaping=(Agreement(),)), ASKED, "right answers to both wordings alone earn", WORDED),
     with_planner("ghpo", hint_text=LETTERS, short=True),
     with_planner("scaf_grpo", hint_text=LETTERS, after=3, short=True),
     with_planner("nurl", hint_text=LETTERS, short=True),

@@ -83,7 +83,7 @@ def test_methods_that_are_one_part_are_told_beside_presets():
     known = {row.name for kind in ("samplers", "parts") for row in rows_of(kind)}
     assert set(found) <= known and "VarianceAware" in found
     unmeasured = {name for name, card in found.items() if not card.evidence}
-    assert unmeasured == {"Mixture", "Wordings"}, "a mixture is what the data are; wordings are not measured yet"
+    assert unmeasured == {"Mixture"}, "a mixture is what the data are"
     assert {card.status.partition(":")[0] for card in found.values()} == {"works", "partial"}
     lines = list(listing("algorithms"))
     assert "with any of them" in lines and any('sampler.kind = "Thompson"' in line for line in lines)
