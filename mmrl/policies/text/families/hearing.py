@@ -9,9 +9,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.policies.text.families.base import Core, Media, parameters_of
+from mmrl.policies.text.families.base import Core, HubProcessor, Media, parameters_of
 from mmrl.policies.text.families.generic import COUNTS, Generic
 from mmrl.policies.text.families.sounds import write_sounds
+
+JOINED = """\
+{%- set joined = namespace(chat=[], text='') -%}
+{%- for message in messages -%}
+    {%- set joined.text = message.content if message.content is string else '' -%}
+    {%- for part in message.content if message.content is not string -%}
+        {%- set joined.text = joined.text + (part.text if part.type == 'text' else 'SOUND') -%}
+    {%- endfor -%}
+    {%- set joined.chat = joined.chat + [dict(message, content=joined.text)] -%}
+{%- endfor -%}
+{%- set messages = joined.chat -%}
+"""
+"""What stands before a chat template that wants one text per message."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,14 @@ class Phi4(Hearing):
         f"embed_tokens_extend.audio_embed.{way}_proj_for_{what}" for way in ("up", "down") for what in ("speech", "vision_speech")
     )
     language: tuple[str, ...] = ("layers", "embed_tokens.weight", "norm")
+
+    def processor(self, model: str, trusted: bool = False) -> HubProcessor:
+        """The makers' template wants one text per message: sounds become marks in it."""
+        found = super().processor(model, trusted)
+        if isinstance(found.chat_template, str) and "type" not in found.chat_template:
+            found.chat_template = JOINED.replace("SOUND", found.audio_token) + found.chat_template
+            found.tokenizer.chat_template = found.chat_template
+        return found
 
     def heard(self, core: Core, token_ids: Int[Tensor, "1 s"], media: Media) -> Float[Tensor, "s d"]:
         return core.embed_tokens_extend(token_ids, core.embed_tokens(token_ids), **media)[0]

@@ -3,6 +3,7 @@ thinkers from the whole published folder."""
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -280,3 +281,26 @@ def test_the_lines_on_a_model_card_give_the_processor_its_template(tiny, name: s
     scope = {"processor": AutoProcessor.from_pretrained(folder)}
     exec("\n".join(own), scope)
     assert scope["processor"].chat_template
+
+
+def test_the_template_of_phi_4s_makers_wants_one_text_per_message(tiny, tmp_path: Path, sounds: list[Audio]):
+    """It adds `content` to text, which fails for parts; what a run saves takes parts, in transformers alone too."""
+    from transformers import AutoProcessor
+
+    shutil.copytree(tiny("phi4_multimodal"), tmp_path / "made")
+    turn = "{{ '<|' + one['role'] + '|>' + one['content'] + '<|end|>' }}"
+    theirs = (
+        f"{{% for one in messages %}}{turn}{{% endfor %}}{{% if add_generation_prompt %}}{{{{ '<|assistant|>' }}}}{{% endif %}}"
+    )
+    (tmp_path / "made" / "chat_template.jinja").write_text(theirs)
+    policy = make(str(tmp_path / "made"), system_prompt="brief")
+    asked = requests(sounds)[1]
+    written = "<|system|>brief<|end|><|user|>is <|endoftext11|> like <|endoftext11|>?<|end|><|assistant|>"
+    assert policy.encode.write(policy.encode.chat(asked.prompt)) == written
+    policy.audit(policy.rollout([asked]))
+    policy.save(tmp_path / "saved")
+    assert make(str(tmp_path / "saved")).processor.chat_template == policy.processor.chat_template
+    alone: Any = AutoProcessor.from_pretrained(tmp_path / "saved").tokenizer
+    chat = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "?"}]}, {"role": "user", "content": "so?"}]
+    expected = "<|user|><|endoftext11|>?<|end|><|user|>so?<|end|>"
+    assert alone.apply_chat_template(chat, tokenize=False) == expected
