@@ -176,7 +176,9 @@ def plan(
     ] = None,
     calibrate: Annotated[int, Option(help="Measure the time of this many real steps; nothing of them is kept.")] = 0,
     card: Card = None,
-    processes: Annotated[int, Option(help="Number of GPUs that the run uses.")] = 1,
+    processes: Annotated[
+        int | None, Option(help="Number of GPUs that the run uses; cluster.trainers of the config, if left out.")
+    ] = None,
     price: Annotated[float | None, Option(help="Price per hour of all processes, to estimate what the run costs.")] = None,
     strict: Annotated[bool, Option("--strict", help="Exit with code 2 if the run does not fit the GPU.")] = False,
 ) -> None:

@@ -2,7 +2,7 @@
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
@@ -31,7 +31,7 @@ def found_hosts(environ: Mapping[str, str], nodes: int, host: str = "") -> tuple
         ("SkyPilot", environ.get("SKYPILOT_NODE_IPS", "").split(), environ.get("SKYPILOT_NODE_RANK")),
         ("JobSet", *_jobset(environ, nodes, host)),
         ("Volcano", *_volcano(environ, host)),
-        ("MPI", *_mpi(environ)),
+        ("MPI", *_mpi(environ, host)),
     ):
         if hosts and number is not None and number.isdecimal():
             if len(hosts) != nodes or int(number) >= nodes:
@@ -87,12 +87,21 @@ def _volcano(environ: Mapping[str, str], host: str) -> tuple[list[str], str | No
     tasks = [name for name in environ if re.fullmatch(r"VC_\w+_HOSTS", name)]
     order = sorted(tasks, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
     hosts = [one for name in order for one in environ[name].split(",") if one]
-    own = [str(i) for i, one in enumerate(hosts) if one.partition(".")[0] == host.partition(".")[0]]
-    return hosts, next(iter(own), None)
+    return hosts, next(own_places(hosts, host), None)
 
 
-def _mpi(environ: Mapping[str, str]) -> tuple[list[str], str | None]:
-    """mpirun says the number, and the batch system that it asks has a file of names, with one line for each core."""
+def _mpi(environ: Mapping[str, str], host: str) -> tuple[list[str], str | None]:
+    """The batch system that mpirun asks has a file of names, with one line for each core.
+
+    mpirun may deal ranks out in another order, so a machine counts itself by its name, and by its rank where it has another one.
+    """
     file = next((Path(environ[name]) for name in FILES if environ.get(name)), None)
     hosts = list(dict.fromkeys(file.read_text().split())) if file is not None and file.is_file() else []
-    return hosts, next((environ[name] for name in RANKS if name in environ), None)
+    rank = next((environ[name] for name in RANKS if name in environ), "")
+    # more ranks than machines are several launches on one
+    return hosts, next(own_places(hosts, host), rank) if rank.isdecimal() and int(rank) < len(hosts) else rank
+
+
+def own_places(hosts: Sequence[str], host: str) -> Iterator[str]:
+    """Where this machine's name stands among those of all, without their domains."""
+    return (str(i) for i, one in enumerate(hosts) if one.partition(".")[0] == host.partition(".")[0])

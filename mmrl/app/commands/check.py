@@ -34,6 +34,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of, strip
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts, Scores, Status
+from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.blame import UnavailableError
 from mmrl.training.collect import Collected, Collector
 from mmrl.training.evaluate import Evaluator
@@ -116,8 +117,19 @@ def look_at_stage(stage: Stage, mining: str, size: int | None, found: CheckLines
         with found.look("plan"):
             look_at_plan(draw_up(resolved, on_card=size is not None, card=size), size, found)
     if found.fine:
+        resolved = with_whole_rows(resolved, found)
         with found.look("model and rewards"), distributed_run() as (accelerator, _):
             look_at_job(build(resolved, accelerator=accelerator), resolved, found)
+
+
+def with_whole_rows(resolved: Resolved, found: CheckLines) -> Resolved:
+    """The run as one process can try it: it reads rows whole that several are to read together."""
+    policy = resolved.config.policy
+    if not isinstance(policy, TextPolicyConfig) or policy.context == 1:
+        return resolved
+    said = f"read whole here: policy.context = {policy.context} takes as many processes, whose readings the run's gate compares"
+    found.add("rows", said, "note")
+    return replace(resolved, config=replace(resolved.config, policy=replace(policy, context=1)))
 
 
 def look_at_run(run: RunDir) -> bool:

@@ -57,7 +57,7 @@ def plan(
     *,
     calibrate: int = 0,
     card: str | None = None,
-    processes: int = 1,
+    processes: int | None = None,
     price: float | None = None,
     as_json: bool = False,
 ) -> bool:
@@ -67,6 +67,7 @@ def plan(
         save: of a run without a config, the one to write: it trains what was planned.
         calibrate: real steps to take, after one to warm up, for the time they need; nothing of them is kept.
         card: memory of a card, such as 24GB; None: that of this machine.
+        processes: None: as many as the config says.
         price: of an hour of all processes.
         as_json: print JSON for programs instead.
 
@@ -89,9 +90,9 @@ def plan(
         return fits
     if save is not None and save.exists():
         raise FileExistsError(f"--save {save} exists already: choose another name, or remove it")
-    device = target_device(card, processes)
+    device = target_device(card, processes or 1)
     with waiting(f"counting what fits {device.name}"):
-        fit = fit_to(given.resolve(), device, processes)
+        fit = fit_to(given.resolve(), device, processes or 1)
     if not as_json:
         console.print("\n".join(fit_lines(fit)), markup=False, soft_wrap=True)
     size = device.size if device.is_card else None

@@ -25,6 +25,7 @@ from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.app.run.build import check_ranks, first_prompts, load_prompts
 from mmrl.app.run.context import refuse_idle_methods
 from mmrl.core.types import Prompt
+from mmrl.policies.text.settings import TextPolicyConfig
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,26 @@ class Plan:
         return modality_of(self.config.policy).name != "flow"
 
 
-def draw_up(resolved: Resolved, processes: int = 1, on_card: bool | None = None, card: int | None = None) -> Plan:
+def draw_up(resolved: Resolved, processes: int | None = None, on_card: bool | None = None, card: int | None = None) -> Plan:
     """Count one step and estimate memory, without weights.
 
-    `on_card`: does the run have a card, where rewards hold their models too (None: as this machine)? `card`: its bytes, of which
-    an engine's server may take a part. Raises FileNotFoundError
+    `processes`: of the run; None: as many as the config says. `on_card`: does the run have a card, where rewards hold their
+    models too (None: as this machine)? `card`: its bytes, of which an engine's server may take a part. Raises FileNotFoundError
     without a plug-in, data file or the model's config, and ValueError for what `mmrl train` would refuse.
     """
+    processes = processes or least_processes(resolved.config)
     check_geometry(resolved, processes)
     refuse_unknown_space(with_settings(resolved.config))
     on_card = has_card() if on_card is None else on_card
     rewards = reward_memory(resolved, on_card)
     beside = replace(rewards, host={**rewards.host, **sandbox_memory(resolved, processes)})
     return Estimates(processes, prompts_of(resolved), beside, card).of(resolved)
+
+
+def least_processes(config: RunConfig) -> int:
+    """The trainers of `mmrl launch`, and at least as many processes as read a row together."""
+    together = config.policy.context if isinstance(config.policy, TextPolicyConfig) else 1
+    return max(config.cluster.trainers, together)
 
 
 def check_geometry(resolved: Resolved, processes: int) -> None:

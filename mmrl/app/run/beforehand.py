@@ -30,7 +30,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.policies.text.read.answer_tokens import ANSWERS
 from mmrl.policies.text.read.evaluate import QUANTITIES
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.settings import TextPolicyConfig, unshared
 from mmrl.runtime.accelerator import zero_stage
 from mmrl.runtime.blame import UnavailableError
 from mmrl.serving.files import refuse_missing_model
@@ -89,7 +89,6 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_companions(config)
     check_samplers(config, ranks)
     check_ahead(config, ranks)
-    check_context(config, ranks)
     warn_of_idle_settings(config)
 
 
@@ -185,8 +184,8 @@ def check_samplers(config: RunConfig, ranks: Ranks) -> None:
         "policy.compile has the network that trains round otherwise than theirs: leave policy.compile out": (
             isinstance(policy, FlowPolicyConfig) and policy.compile
         ),
-        "policy.compile has the network that trains write otherwise than theirs: leave policy.compile or policy.decode out": (
-            isinstance(policy, TextPolicyConfig) and policy.compile and policy.decode == "shared"
+        "policy.compile has the network that trains write otherwise than theirs: leave it out, or set policy.decode = 'plain'": (
+            isinstance(policy, TextPolicyConfig) and policy.compile and policy.decode != "plain" and unshared(policy) is None
         ),
         "policy.family is a file of your own, which they do not load: leave policy.family out, or set cluster.samplers = 0": (
             isinstance(policy, FlowPolicyConfig) and policy.family is not None

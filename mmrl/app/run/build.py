@@ -25,7 +25,7 @@ from mmrl.app.modality.on_cards import refuse_ways_apart
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.modality.taught import bind_taught
 from mmrl.app.plugins.lab import TINY, small_models
-from mmrl.app.run.beforehand import look_at_scoring, look_at_settings, refuse_unknown_space
+from mmrl.app.run.beforehand import check_context, look_at_scoring, look_at_settings, refuse_unknown_space
 from mmrl.app.run.folder import SEEN, RunDir
 from mmrl.app.run.reward_runners import draw_alike, load_rewards, reward_runners
 from mmrl.app.run.services import build_trackers
@@ -177,7 +177,7 @@ def evaluator_of(
 
 def look_before(config: RunConfig, ranks: Ranks) -> None:
     """Refuse, or warn of, what the config alone and the servers that it names tell."""
-    check_ranks(config, ranks.world)
+    check_ranks(config, ranks.world, ranks)
     config.algorithm.algorithm.check_step(config.prompts_per_step)
     look_at_settings(config, ranks)
     if ranks.is_main:
@@ -187,10 +187,11 @@ def look_before(config: RunConfig, ranks: Ranks) -> None:
         refuse_unknown_space(with_local_model(config))
 
 
-def check_ranks(config: RunConfig, processes: int) -> None:
+def check_ranks(config: RunConfig, processes: int, ranks: Ranks = Ranks()) -> None:
     """Raise ValueError for processes that cannot share prompts evenly, or be cut into teams that read rows together."""
     if isinstance(config.policy, TextPolicyConfig):
         refuse_rest(config.policy.context, processes)
+    check_context(config, ranks)
     if config.prompts_per_step % processes:
         raise ValueError(
             f"prompts_per_step is {config.prompts_per_step}, which {processes} processes cannot share evenly: "

@@ -240,8 +240,8 @@ def refuse_rest(context: int, processes: int) -> None:
     """Raise ValueError for processes that cannot be cut into teams of `context`."""
     if processes % context:
         raise ValueError(
-            f"policy.context is {context}, and the processes of the run are {processes}: start a multiple of {context}, or leave "
-            "policy.context out"
+            f"policy.context is {context}, and the processes of the run are {processes}: start a multiple of {context} (torchrun "
+            f"--nproc_per_node {context}, or `mmrl launch` with cluster.trainers = {context}), or leave policy.context out"
         )
 
 

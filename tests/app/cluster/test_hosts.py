@@ -38,6 +38,7 @@ def test_mpi_says_the_number_and_a_file_the_names(tmp_path: Path):
     (tmp_path / "nodes").write_text("a\na\nb\nb\n")
     environ = {"PBS_NODEFILE": str(tmp_path / "nodes"), "OMPI_COMM_WORLD_RANK": "1"}
     assert found_hosts(environ, 2) == (["a", "b"], 1)
+    assert found_hosts(environ, 2, "a.cluster") == (["a", "b"], 0), "ranks need not be in the order of names"
     with pytest.raises(ValueError, match=r"MPI says that this is machine 3 of 2 \(a, b\), and cluster.nodes is 2"):
         found_hosts(environ | {"OMPI_COMM_WORLD_RANK": "3"}, 2)
 

@@ -123,6 +123,8 @@ def test_what_cannot_be_compiled_is_refused_before_weights_load(monkeypatch: pyt
     refused("tiny/image", "weights in 4 bits", None, "policy.weights=nf4", "policy.lora.rank=2")
     refused("tiny/image", "this run is on 'mps'", FakeAccelerator(device=torch.device("mps")))
     refused("tiny/flow", "leave policy.compile out", None, "cluster.samplers=1")
-    refused("tiny/image", "or policy.decode out", None, "policy.decode=shared", "cluster.samplers=1")
+    for decode in ("auto", "shared"):
+        refused("tiny/image", "or set policy.decode = 'plain'", None, f"policy.decode={decode}", "cluster.samplers=1")
+    look_at_settings(load("tiny/image", ["policy.compile=true", "policy.decode=plain", "cluster.samplers=1"]).config, Ranks())
     monkeypatch.setenv("PATH", "")
     refused("tiny/flow", r"there is no compiler here \(g\+\+ or clang\+\+\): install one")

@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from mmrl.algorithms.presets import PRESETS
+from mmrl.app.commands.check import check
 from mmrl.app.config import run as configs
 from mmrl.app.fit.plan import draw_up
 from mmrl.app.run.beforehand import check_context
@@ -117,6 +118,16 @@ def test_the_plan_counts_a_piece():
         draw_up(configs.load("tiny/image", [*words, "policy.context=4"]), 2)
 
 
+def test_plans_and_checks_know_of_processes_that_read_rows_together(capsys: pytest.CaptureFixture[str]):
+    resolved = configs.load("tiny/image", ["policy.context=2"])
+    assert draw_up(resolved).processes == 2
+    assert draw_up(configs.load("tiny/image", ["policy.context=2", "cluster.trainers=4"])).processes == 4
+    with pytest.raises(ValueError, match=r"policy.context is 2, and ahead = 1 was not tried with it"):
+        draw_up(configs.load("tiny/image", ["policy.context=2", "ahead=1"]))
+    assert check("tiny/image", ["policy.context=2"]), "one process tries what one can"
+    assert "read whole here: policy.context = 2 takes as many processes" in " ".join(capsys.readouterr().out.split())
+
+
 def test_pieces_of_a_row_make_the_row():
     teams, row = [Team(3, index) for index in range(3)], torch.arange(1.0, 8).view(1, 7)
     pieces = [team.piece(row, 3) for team in teams]
@@ -167,7 +178,7 @@ def test_runs_that_were_not_tried_are_refused(words: list[str], sentence: str | 
 
 
 def test_processes_heads_and_models_that_do_not_fit_are_refused(tiny: Callable[[str], str]):
-    with pytest.raises(ValueError, match=r"policy.context is 2, and the processes of the run are 3: start a multiple of 2"):
+    with pytest.raises(ValueError, match=r"the processes of the run are 3: start a multiple of 2 .*cluster.trainers = 2"):
         refuse_rest(2, 3)
     with pytest.raises(ValueError, match=r"policy.context is 3, which does not divide the 4 heads of attention"):
         TextDryRun(TextPolicyConfig(tiny("qwen3_vl"), context=3))
