@@ -64,7 +64,10 @@ def begin(words: Sequence[str], cwd: Path | str, variables: Sequence[Variables],
     order = {"words": words, "cwd": os.path.abspath(cwd), "variables": [{**os.environ, **one} for one in variables]}
     link = server().link
     socket.send_fds(link, [json.dumps(order).encode()], [out, err])
-    return Running(json.loads(link.recv(9999)))
+    # a number is how a program ended that nobody waited for
+    while isinstance(pids := json.loads(link.recv(9999)), int):
+        continue
+    return Running(pids)
 
 
 def run(

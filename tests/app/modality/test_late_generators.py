@@ -18,15 +18,17 @@ from mmrl.app.run.build import build
 from tests.support.flow_runs import FAMILIES, LATE_FAMILIES, Make, of_family, train_steps, with_preset
 
 PRESETS = ("flow_grpo", "mix_grpo", "branch_grpo")
+RESULTS = ("z_image", "flux2", "sd15", "sdxl")
+"""Of these one that trains on the results, too; of the others in make evidence."""
 WAYS = [
-    *(("diffusion_nft", family) for family in LATE_FAMILIES),
+    *(pytest.param("diffusion_nft", family, marks=() if family in RESULTS else pytest.mark.evidence) for family in LATE_FAMILIES),
     *(
         pytest.param(preset, family, marks=() if i % len(PRESETS) == j else pytest.mark.evidence)
         for i, family in enumerate(LATE_FAMILIES)
         for j, preset in enumerate(PRESETS)
     ),
 ]
-"""Of each family a preset that trains on the results, and one that trains on the way there."""
+"""Of each family a preset that trains on the way to its results."""
 PLANNED = ("z_image", "sd15")
 """A transformer of flow matching and a U-Net of noise levels, planned in make test; the others in make evidence."""
 TABLE = ["algorithm.schedule.spacing.kind=DiffusionTable"]
