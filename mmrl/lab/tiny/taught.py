@@ -52,7 +52,7 @@ BOXES = Pupil(
     "tiny/hurried_boxes",
     grounding.build,
     (grounding, student, tokenizer, scenes),
-    ("stage.0.steps=80", "prompts_per_step=8", "data.size=640"),
+    ("stage.0.steps=30", "prompts_per_step=8", "data.size=240"),
 )
 """A Qwen3-VL that draws boxes round digits as hurried annotators do."""
 SPANS = Pupil(
