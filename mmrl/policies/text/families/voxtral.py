@@ -38,7 +38,13 @@ class Voxtral(Hearing):
         from transformers.utils.hub import cached_file
 
         extractor: HubProcessor = AutoFeatureExtractor.from_pretrained(model)
-        return tekken_processor(Path(str(cached_file(model, "tekken.json"))), extractor, self.piece)
+        try:
+            file = Path(str(cached_file(model, "tekken.json")))
+        except OSError as error:
+            raise FileNotFoundError(
+                f"policy.model {model!r} has no tekken.json, in which its makers keep its tokens: put theirs beside config.json"
+            ) from error
+        return tekken_processor(file, extractor, self.piece)
 
     @property
     def piece(self) -> int:
