@@ -257,7 +257,7 @@ def ready(job: RayLaunch, asked: Sequence[Actor], head: Head, ray: Ray) -> list[
     raise ValueError(
         f"{job.cluster.nodes} machine(s) with {_counted(job.bundle)} each were not free in {job.cluster.patience_s:.0f} s "
         f"(alive: {has or 'none'}; free on all together: {_counted(ray.available_resources())}): lower cluster.nodes or "
-        "cluster.gpus_per_node, add machines, or raise cluster.patience_s"
+        "cluster.gpus_per_node, add machines, end what `ray status` shows to hold the rest, or raise cluster.patience_s"
     )
 
 

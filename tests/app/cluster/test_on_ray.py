@@ -192,7 +192,7 @@ def test_too_few_machines_are_told_with_what_is_free(tmp_path: Path, told: list[
     ray = FakeRay([(0, 0)], is_free=False)
     expected = (
         r"2 machine\(s\) with 1 CPU, 4 GPU each were not free in 5 s \(alive: host-0 has 8 CPU, 2 GPU; "
-        r"free on all together: 7 CPU, 2 GPU\): lower cluster.nodes"
+        r"free on all together: 7 CPU, 2 GPU\): lower cluster.nodes .*, end what `ray status` shows to hold the rest"
     )
     with pytest.raises(ValueError, match=expected):
         run_on_ray(job(tmp_path, patience_s=5.0), told.append, ray)
