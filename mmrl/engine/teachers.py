@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,11 @@ def look_at_teachers(policy: TextPolicyConfig, episodes: Limits | None = None, l
                     )
 
 
+@dataclass(frozen=True)
 class StillSync(InFolder):
     """In place of transfers of weights: servers keep those that they have."""
 
-    def __init__(self, wanted: Callable[[ServerFacts], Wanted]) -> None:
-        self.wanted = wanted
+    wanted: Callable[[ServerFacts], Wanted]
 
     def save(self, host: TextHost, update: Update) -> None:
         """Nothing is sent."""
