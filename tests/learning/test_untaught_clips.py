@@ -64,7 +64,12 @@ def test_random_models_learn_what_is_rewarded(
 @pytest.mark.evidence
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_clip_learns_from_its_own_reward_beside_the_sounds(tmp_path: Path, seed: int):
-    """The sound's own reward rose in one of three seeds only (-.38 and .34 in the others), and is not asked to."""
+    """The sound's own reward rose in one of three seeds only (-.38 and .34 in the others), and is not asked to.
+
+    A linear fit to the latents explains a fifth of it at most, and half of the clip's reward; diffusion_nft on the sound alone
+    rises as far at that seed (1.6 against 1.5). At the start what is measured, in eight Euler steps, lies 2.5 deviations below
+    what is trained on, in ten steps of DPM-Solver++.
+    """
     found = rises(tmp_path, "ltx2", seed, False, {"light": 1.0, "above": 1.0}, APART)
     assert found["light"] > 0.7, found
 
