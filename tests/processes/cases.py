@@ -47,6 +47,18 @@ TEAMS: dict[str, list[str]] = {
     "team_short": [*TEAM, *LORA, "steps=2", "policy.context=WORLD"],
 }
 """More of rows that are read together."""
+TOGETHER = [*TEAM, "steps=2", "policy.context=WORLD"]
+BREADTH: dict[str, list[str]] = {
+    "team_dynamic": [*TOGETHER, "prompts_per_step=2", *DAPO],
+    "team_parts": [*TOGETHER, "algorithm.minibatches=2", "algorithm.epochs=2", "micro_batch=64", "optimizer.clip_norm=0.01"],
+    "team_replayed": [*TOGETHER, "algorithm.preset=remix", "steps=3"],
+    "team_groups": [*TOGETHER, "algorithm.preset=tw_grpo"],
+    "team_views": [*TOGETHER, "algorithm.preset=t_grpo"],
+    "team_skipped": [*TOGETHER, "max_skipped=8", "policy.max_prompt_tokens=120"],
+    "team_episodes": ["tiny/image", *REWARD, *SGD, *WORLDS, "steps=2", "evaluation.num_prompts=0", "policy.context=WORLD"],
+    "team_taught": ["tiny/cold_start", *SGD, "evaluation.num_prompts=0", "policy.context=WORLD"],
+}
+"""What rows that are read together were tried with."""
 WRITES = ["tiny/writer", *SGD, "steps=2", "evaluation.num_prompts=0", "policy.sampling.max_new_tokens=4"]
 EASEL = "environment={use='easel', form='plain', painter={model='tiny:sd3', num_steps=2, width=64, height=64}}"
 SHOWN = [EASEL, "environment.limits.turns=2", "reward=[{use='shown', picture={use='jpeg_size'}}]"]

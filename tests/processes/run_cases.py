@@ -14,7 +14,7 @@ from mmrl.app.run import context
 from mmrl.app.run.build import Job
 from mmrl.training.ahead.producer import check_lag
 from mmrl.training.trainer import Trainer
-from tests.processes.cases import CASES, ENGINES, ON_CARD, SAMPLERS, TEAMS, WRITERS
+from tests.processes.cases import BREADTH, CASES, ENGINES, ON_CARD, SAMPLERS, TEAMS, WRITERS
 from tests.support.launcher import accelerator_of, end, keep, kinds_in, renew
 
 Seen = dict[str, Any]
@@ -47,7 +47,7 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
         policy.save(folder / "saved")
 
     world = os.environ.get("WORLD_SIZE", "1")
-    known = WRITERS | TEAMS | ON_CARD | SAMPLERS | ENGINES | CASES
+    known = WRITERS | TEAMS | BREADTH | ON_CARD | SAMPLERS | ENGINES | CASES
     name, *words = [word.replace("OUT", str(folder.parent)).replace("WORLD", world) for word in known[case]]
     Trainer.credit, jobs.fit = watched, fitted  # type: ignore[method-assign]
     try:

@@ -14,7 +14,7 @@ from mmrl.app.commands import train as jobs
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoints.save import Checkpoints
-from tests.processes.cases import CASES, SAMPLERS
+from tests.processes.cases import BREADTH, CASES, SAMPLERS
 from tests.processes.ran import Ran, distance, run_alone
 from tests.processes.run_cases import trained
 from tests.support.launcher import KINDS, Kind, both, results
@@ -167,12 +167,25 @@ def test_four_processes_that_read_rows_in_pairs_equal_one(alone: Ran, kind: Kind
 
 
 @pytest.mark.evidence
-def test_a_run_whose_rows_are_read_together_is_continued(tmp_path: Path):
-    one = run_alone(tmp_path / "one", ["team_lora"])
-    words = "team_short", "team_lora=team_short"
+def test_a_run_goes_on_with_rows_that_are_read_together_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    one = run_alone(tmp_path / "one", ["team_short", "team_lora"])
+    shutil.copytree(tmp_path / "one" / "team_short", tmp_path / "two" / "begun")
+    words = "team_short", "team_lora=begun"
     two = Ran(tmp_path / "two", results("tests.processes.run_cases", "replicated", tmp_path / "two", *words))
-    torch.testing.assert_close(two.rows("team_lora"), one.rows("team_lora")[2:], atol=0, rtol=0)
-    assert distance(two.weights("team_lora"), one.weights("team_lora")) < 1e-5
+    monkeypatch.setattr(jobs, "announce", lambda run: None)
+    alone = Ran(tmp_path, [{"team_lora": trained("team_lora", tmp_path / "team_lora", tmp_path / "two" / "team_short")}])
+    for resumed in (two, alone):
+        torch.testing.assert_close(resumed.rows("team_lora"), one.rows("team_lora")[2:], atol=0, rtol=0)
+        assert distance(resumed.weights("team_lora"), one.weights("team_lora")) < 1e-5
+
+
+@pytest.mark.evidence
+def test_methods_whose_rows_are_read_together_equal_one_process(tmp_path: Path):
+    one = run_alone(tmp_path / "one", BREADTH)
+    two = Ran(tmp_path / "two", results("tests.processes.run_cases", "replicated", tmp_path / "two", *BREADTH))
+    for case in BREADTH:
+        torch.testing.assert_close(two.rows(case), one.rows(case), atol=0, rtol=0, equal_nan=True)
+        assert distance(two.weights(case), one.weights(case)) < 1e-5
 
 
 @pytest.mark.evidence
