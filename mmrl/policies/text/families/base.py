@@ -66,6 +66,8 @@ class Family:
     """Do the tokens of a picture see each other in both directions, or is that unknown?"""
     sounds_read_by: str = "transformers[audio]"
     """What pip installs for transformers alone to read sounds."""
+    wants_rate: bool = False
+    """Does its processor warn unless it is given the rate of the sounds?"""
     looks_apart: bool = False
     """Does each prompt pass the vision part by itself? What it gives is counted then, and nothing has to be batched."""
 

@@ -36,6 +36,7 @@ class Hearing(Generic):
     """
 
     sees: tuple[str, ...] = ("audio",)
+    wants_rate: bool = True
     looks_both_ways: bool = False
     vision: tuple[str, ...] = ("audio_tower", "encoder", "projector", "multi_modal_projector")
     projector: tuple[str, ...] = ("multi_modal_projector", "projector")
@@ -82,6 +83,8 @@ class Hearing(Generic):
 @dataclass(frozen=True)
 class GraniteSpeech(Hearing):
     """transformers leaves out the divisor of logits that its text config names."""
+
+    wants_rate: bool = False
 
     def head(self, logits: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
         return logits

@@ -31,6 +31,7 @@ TEMPLATE = """\
 class Voxtral(Hearing):
     """Sounds are cut into pieces of 30 seconds, the last one filled with silence; all are heard."""
 
+    wants_rate: bool = False
     sounds_read_by: str = "transformers[audio,mistral-common]"
 
     def processor(self, model: str, trusted: bool = False) -> HubProcessor:

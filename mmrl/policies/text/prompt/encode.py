@@ -252,6 +252,8 @@ class Encoder:
     ) -> Encoded:
         """A text and its media as the model is fed them; `special`: the tokenizer adds its tokens, `most`: tokens at most."""
         options = options_of(opened, self.family) | ({} if special else {"add_special_tokens": False})
+        if self.family.wants_rate and opened.get("audio"):
+            options["sampling_rate"] = self.videos.ear.rate
         fed = dict(self.processor(text=[text], return_tensors="pt", **options))
         token_ids = fed.pop("input_ids")[0].long()
         fed.pop("attention_mask", None)
