@@ -219,5 +219,4 @@ ROWS: list[Row[Any]] = [
 ]  # fmt: skip
 ELSEWHERE = {
     "pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py",
-    "omninft": "it needs a model that draws a sound beside a clip: tests/learning/test_untaught_clips.py",
 }

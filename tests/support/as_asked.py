@@ -17,8 +17,11 @@ CONTRAST = 0.25
 """Deviation of pixels and waves that noise is decoded to, in [-1, 1]."""
 
 
-def build_visible(kind: str, folder: Path) -> Path:
-    """A tiny pipeline whose decoders end louder: random ones make nearly the same grey, or hum, of everything."""
+def build_visible(kind: str, folder: Path, raise_sound: bool = True) -> Path:
+    """A tiny pipeline whose decoders end louder: random ones make nearly the same grey, or hum, of everything.
+
+    A sound that is raised has lost its decoders' biases, and is far from linear in its latents.
+    """
     import diffusers
 
     pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(build(kind, folder / "plain"))  # type: ignore[reportPrivateImportUsage]
@@ -26,7 +29,7 @@ def build_visible(kind: str, folder: Path) -> Path:
     noise = torch.randn(1, vae.config.get("z_dim") or vae.config.latent_channels, 2, 4, 4, generator=generator)
     with torch.no_grad():
         raise_end(vae.decoder.conv_out, vae.decode(noise, *([None] if kind.startswith("ltx2") else []), return_dict=False)[0])
-        if kind.startswith("ltx2"):
+        if kind.startswith("ltx2") and raise_sound:
             sound = pipeline.audio_vae
             for weight in (*sound.decoder.named_parameters(), *pipeline.vocoder.named_parameters()):
                 weight[1].mul_(0 if weight[0].endswith("bias") else 1)
