@@ -45,8 +45,8 @@ def join(owner: TextPolicy, model: str, tmp_path: Path) -> Iterator[Callable[...
     assert server is not None
     made: list[VllmGenerator] = []
 
-    def policy(sync: Any = "file", **settings: Any) -> TextPolicy:
-        joined = policy_of(model, EngineConfig(url=(server.url,), sync=sync, folder=str(tmp_path)), **settings)
+    def policy(sync: Any = "file", local: str = "", **settings: Any) -> TextPolicy:
+        joined = policy_of(model, EngineConfig(url=(server.url,), sync=sync, folder=str(tmp_path), local=local), **settings)
         made.append(server_of(joined))
         return joined
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -38,6 +39,23 @@ def test_all_weights(sync: str, join: Join, asked: Sequence[Prompt]):
         assert (gap(policy, rollouts) < CLOSE, rollouts.weights_version) == (True, version)
         move(policy)
         assert gap(policy, rollouts) > 100 * CLOSE, "the weights moved far enough to be seen"
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=8)], ids=["all weights", "an adapter"])
+def test_a_copy_beside_the_server_is_what_it_reads(
+    lora: LoraSettings | None, owner: TextPolicy, join: Join, asked: Sequence[Prompt]
+):
+    if lora:
+        renew(owner)
+    with TemporaryDirectory(dir="/dev/shm") as local:
+        policy = join("lora" if lora else "file", local, lora=lora)
+        for _ in range(2):
+            assert gap(policy, policy.rollout(requests_of(asked[:2]))) < CLOSE
+            [copy] = Path(local).glob("mmrl-weights-*")
+            assert (copy / ("adapter_model" if lora else "model")).with_suffix(".safetensors").is_file()
+            move(policy, by=1.0 if lora else 0.05)
+        server_of(policy).close()
+        assert not list(Path(local).glob("mmrl-weights-*"))
 
 
 @pytest.mark.parametrize("reset", [(), ("prefix",)])
