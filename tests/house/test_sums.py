@@ -15,12 +15,12 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 97_536,
-    "lines of all shipped Python": 106_763,
-    "lines of tests/": 96_624,
-    "files of mmrl/ under 60 lines, outside shelves": 72,
+    "lines of mmrl/": 98_217,
+    "lines of all shipped Python": 107_465,
+    "lines of tests/": 97_589,
+    "files of mmrl/ under 60 lines, outside shelves": 71,
     "names that several classes of mmrl/ bear": 11,
-    "words of README.md and docs/": 80_476,
+    "words of README.md and docs/": 81_231,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")
