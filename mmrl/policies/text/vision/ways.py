@@ -48,7 +48,8 @@ def parts_of(core: nn.Module, kind: str) -> frozenset[str] | None:
             if name in known:
                 continue
             known.add(name)
-            value, beside = getattr(core, name, None), inspect.unwrap(getattr(type(core), name, None))
+            value, written = getattr(core, name, None), getattr(type(core), name, None)
+            beside = inspect.unwrap(written) if callable(written) else None
             if isinstance(value, nn.Module):
                 found |= {name} if any(True for _ in value.parameters()) else set()
             elif isinstance(beside, FunctionType) and beside.__module__ == method.__module__:
