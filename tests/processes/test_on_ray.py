@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-ray: Any = pytest.importorskip("ray", reason='Ray is not installed: pip install "mmrl[ray]"')
+cluster_utils: Any = pytest.importorskip("ray.cluster_utils", reason='Ray is not installed: pip install "mmrl[ray]"')
+ray: Any = import_module("ray")
 pytestmark = pytest.mark.slow
 STEPS = 40
 RUN = ["tiny/image", f"steps={STEPS}", "save_every=2", "evaluate_every=0", "evaluation.num_prompts=0", "output=run"]
@@ -23,7 +24,7 @@ def machines() -> Iterator[Any]:
     """A head and three machines of one CPU each, of which two are wanted; they notice a death within seconds."""
     notices = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
     head = {"num_cpus": 0, "object_store_memory": 100 * 2**20, "include_dashboard": False, "_system_config": notices}
-    cluster: Any = import_module("ray.cluster_utils").Cluster(initialize_head=True, connect=True, head_node_args=head)
+    cluster: Any = cluster_utils.Cluster(initialize_head=True, connect=True, head_node_args=head)
     for _ in range(3):
         cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
     yield cluster

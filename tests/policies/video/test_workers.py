@@ -5,12 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +18,9 @@ from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.input import Decoder, VideoInput
 from mmrl.policies.video.sampling import FrameRule, VideoSettings
+from mmrl.runtime import workers
 from mmrl.runtime.blame import UnavailableError
-from mmrl.runtime.workers import WorkerError
+from mmrl.runtime.workers import SilenceTimer, WorkerError, stopped_by
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.text_policies import make
 from tests.support.videos import even, write_video
@@ -59,25 +57,19 @@ def doomed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doomed:
         seen = str(tmp_path / "seen")
         (folder / "sitecustomize.py").write_text(DOOM.format(number=int(number), times=times, seen=seen, until=until))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
-        monkeypatch.setattr(threading, "Timer", partial(WhenStopped, tmp_path / "seen")) if number == signal.SIGSTOP else None
+        monkeypatch.setattr(workers, "SilenceTimer", WhenStopped) if number == signal.SIGSTOP else None
         return folder
 
     return write
 
 
-class WhenStopped(threading.Timer):
-    """Runs out as soon as a process is stopped whose id is in a file: how fast a machine is must not matter."""
+class WhenStopped(SilenceTimer):
+    """Runs out as soon as its process is stopped: how fast a machine is must not matter."""
 
-    def __init__(self, seen: Path, *rest: Any) -> None:
-        super().__init__(*rest)
-        self.seen = seen
-
-    def run(self) -> None:
-        while not self.finished.wait(0.02):
-            states = [Path(f"/proc/{pid}/stat") for pid in (self.seen.read_text().split() if self.seen.exists() else [])]
-            if any(state.exists() and state.read_text().rpartition(")")[2].split()[0] == "T" for state in states):
-                self.function()
-                return
+    def _watch(self, timeout_s: float) -> None:
+        while not self._is_over.wait(0.02):
+            if stopped_by(self.process.pid) is not None:
+                return super()._watch(0.0)
 
 
 @pytest.fixture(scope="module")
