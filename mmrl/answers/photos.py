@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mmrl.answers.boxes.detection import best_pairs
 from mmrl.runtime.ranges import is_finite, is_number
 
 Array = NDArray[np.float64]
@@ -76,12 +77,9 @@ def masks_agreement(said: object, wanted: object) -> float:
 
     Masks are corrections of one linear gradient each; any other is like nothing.
     """
-    from scipy.optimize import linear_sum_assignment  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
-
     own, true = masks_of(said), masks_of(wanted)
     alike = np.array([[gradient_likeness(one, other) for other in true] for one in own]).reshape(len(own), len(true))
-    rows, columns = cast(tuple[Array, Array], linear_sum_assignment(alike, maximize=True))
-    pairs = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True) if alike[int(i), int(j)] > 0.3]
+    pairs = [(i, j) for i, j in best_pairs(alike) if alike[i, j] > 0.3]
     if not pairs:
         return 0.0
     worth = sum(float(alike[i, j]) * local_values(own[i], true[j]) for i, j in pairs)

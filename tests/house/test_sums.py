@@ -15,8 +15,8 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 98_218,
-    "lines of all shipped Python": 107_466,
+    "lines of mmrl/": 98_216,
+    "lines of all shipped Python": 107_464,
     "lines of tests/": 97_582,
     "files of mmrl/ under 60 lines, outside shelves": 71,
     "names that several classes of mmrl/ bear": 11,

@@ -33,7 +33,7 @@ def match(overlaps: np.ndarray, threshold: float = 0.0) -> list[Match]:
     allowed = (overlaps > 0) & (overlaps >= threshold)
     # a further pair is worth more than all IoU together, so that the number of pairs comes first
     worth = np.where(allowed, 1 + overlaps / (1 + min(overlaps.shape)), 0.0)
-    return [Match(i, j, float(overlaps[i, j])) for i, j in _assign(worth) if allowed[i, j]]
+    return [Match(i, j, float(overlaps[i, j])) for i, j in best_pairs(worth) if allowed[i, j]]
 
 
 def f1(predicted: Sequence[Box], truth: Sequence[Box], threshold: float = 0.5, labels: bool = False) -> float:
@@ -106,9 +106,9 @@ def _greedy_hits(overlaps: np.ndarray, threshold: float) -> list[bool]:
     return hits
 
 
-def _assign(worth: np.ndarray) -> list[tuple[int, int]]:
+def best_pairs(worth: np.ndarray) -> list[tuple[int, int]]:
     """Rows and columns paired so that the sum of worth is largest."""
-    from scipy.optimize import linear_sum_assignment  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+    from scipy.optimize import linear_sum_assignment  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType] - no types
 
     rows, columns = cast(tuple[np.ndarray, np.ndarray], linear_sum_assignment(worth, maximize=True))
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
