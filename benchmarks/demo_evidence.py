@@ -131,7 +131,7 @@ def measure(
 
 
 def row(name: str, before: dict[str, float], after: dict[str, float], seconds: str) -> str:
-    cells = " | ".join(f"{before[title]:.3f} -> {after[title]:.3f} ({after[title] - before[title]:+.3f})" for title in before)
+    cells = " | ".join(f"{before[title]:.3f} -> {after[title]:.3f}" for title in before)
     return f"| {name} | {cells} | {seconds} |"
 
 
