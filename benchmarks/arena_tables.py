@@ -33,12 +33,12 @@ def table_of(arena: Mapping[str, Any], contest: Mapping[str, Any]) -> str:
         "| place | method | mean total reward | half of the 95 % interval | steps |",
         "|--:|---|--:|--:|--:|",
     ]
+    refused = [row["method"] for row in arena["rows"] if row["mean"] is None]
     for row in arena["rows"]:
-        if row["mean"] is None:
-            lines.append(f"| | {row['method']} | {row['failures'][0].rpartition(': ')[0] or row['failures'][0]} | | |")
-        else:
+        if row["mean"] is not None:
             half = "" if row["half_width"] is None else f"{row['half_width']:.3f}"
             lines.append(f"| {row['place']} | {row['method']} | {row['mean']:.3f} | {half} | {row['steps']} |")
+    lines += ["", f"Refused or failed: {', '.join(refused)}."] if refused else []
     return "\n".join(lines)
 
 
