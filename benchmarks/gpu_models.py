@@ -97,7 +97,8 @@ def fill_vocabulary(file: Path, size: int) -> None:
 
 def images(folder: Path, device: torch.device, tiny: bool) -> str:
     """Write a Stable Diffusion 3.5 medium (2.2 B weights), or a tiny one of the same classes, and return where."""
-    from mmrl.lab.tiny.flow import pipeline_parts, pipelines
+    from mmrl.lab.tiny import byte_tokens
+    from mmrl.lab.tiny.flow import pipelines
 
     pipelines.build("sd3", folder)
     if tiny:
@@ -105,7 +106,7 @@ def images(folder: Path, device: torch.device, tiny: bool) -> str:
     from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
-    make = pipeline_parts.diffusers_object
+    make = byte_tokens.hub
     pipeline: Any = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
     with made_on(device, torch.bfloat16):
         transformer = make("SD3Transformer2DModel", **SD35_MEDIUM)

@@ -91,7 +91,7 @@ def test_layers_computed_again_are_not_needed(script, tmp_path):
 def test_models_have_their_published_sizes(script, tmp_path):
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from mmrl.lab.tiny.flow import pipeline_parts
+    from mmrl.lab.tiny import byte_tokens
     from mmrl.lab.tiny.text import vlms
 
     models = script("gpu_models")
@@ -99,7 +99,7 @@ def test_models_have_their_published_sizes(script, tmp_path):
     with models.made_on(torch.device("meta"), torch.bfloat16):
         vlm = Qwen2_5_VLForConditionalGeneration(models.published_vlm(Qwen2_5_VLConfig.from_pretrained(tmp_path)))
         large = Qwen2_5_VLForConditionalGeneration(models.published_vlm(Qwen2_5_VLConfig.from_pretrained(tmp_path), is_7b=True))
-        images = pipeline_parts.diffusers_object("SD3Transformer2DModel", **models.SD35_MEDIUM)
+        images = byte_tokens.hub("SD3Transformer2DModel", **models.SD35_MEDIUM)
     assert sum(weight.numel() for weight in vlm.parameters()) == 3_754_622_976
     assert sum(weight.numel() for weight in large.parameters()) == 8_292_166_656
     assert sum(weight.numel() for weight in images.parameters()) == 2_243_171_520

@@ -197,15 +197,13 @@ def whole(pipeline: Any, is_xl: bool) -> Weights:
 
 def narrow_sdxl() -> Any:
     """A Stable Diffusion XL whose text encoders have two widths, by which diffusers tells them apart."""
-    from transformers import CLIPTextModelWithProjection
-
     added = {
         "addition_embed_type": "text_time",
         "addition_time_embed_dim": 8,
         "projection_class_embeddings_input_dim": 6 * 8 + 16,
     }
     pipeline = late_pipelines.sdxl()
-    pipeline.text_encoder_2 = clip_encoder(CLIPTextModelWithProjection, clip_tokenizer(), 16)
+    pipeline.text_encoder_2 = clip_encoder("CLIPTextModelWithProjection", clip_tokenizer(), 16)
     pipeline.unet = late_pipelines.unet(48, **added)
     return pipeline
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mmrl.lab.tiny.byte_tokens import HubObject
+from mmrl.lab.tiny.byte_tokens import hub, own_ids
 from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer
 from mmrl.serving.scorers.detectors import COCO
 
@@ -19,33 +19,29 @@ SPREAD = 0.2
 
 def clip(folder: Path) -> None:
     """A CLIPModel of 28 pixels with tokenizer and preprocessing, as PickScore and CLIP come."""
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
-
-    tokenizer: HubObject = clip_tokenizer()
+    tokenizer = clip_tokenizer()
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    text = {**small, **ids, "vocab_size": len(tokenizer), "max_position_embeddings": 77}
+    text = {**small, **own_ids(tokenizer), "max_position_embeddings": 77}
     vision = {**small, "image_size": 28, "patch_size": 7}
-    model: HubObject = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    model = hub("CLIPModel", hub("CLIPConfig", text_config=text, vision_config=vision, projection_dim=16))
     draw_weights(model)
     with torch.no_grad():
         model.logit_scale.fill_(math.log(100.0))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=28).save_pretrained(folder)
+    hub("CLIPImageProcessor", size={"shortest_edge": 28}, crop_size=28).save_pretrained(folder)
 
 
 def detector(folder: Path) -> None:
     """A YOLOS of 64 pixels that knows COCO's names."""
-    from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessor
-
     names = [name for name in COCO if name != "-"]
     small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    model: HubObject = YolosForObjectDetection(YolosConfig(**small, **labels, image_size=[64, 64], num_detection_tokens=100))
+    config = hub("YolosConfig", **small, **labels, image_size=[64, 64], num_detection_tokens=100)
+    model = hub("YolosForObjectDetection", config)
     draw_weights(model)
     model.save_pretrained(folder)
-    YolosImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)
+    hub("YolosImageProcessor", size={"height": 64, "width": 64}).save_pretrained(folder)
 
 
 def draw_weights(model: torch.nn.Module) -> None:

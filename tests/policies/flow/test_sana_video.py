@@ -17,7 +17,8 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import FlowSigmas, LinearShift, StaticShift
-from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, diffusers_object
+from mmrl.lab.tiny.byte_tokens import hub
+from mmrl.lab.tiny.flow.pipeline_parts import LATENTS
 from mmrl.lab.tiny.flow.sana import solver
 from mmrl.policies.flow.families.sana import SanaVideo, SanaVideoImage
 from mmrl.policies.flow.policy import FlowPolicy
@@ -128,7 +129,7 @@ def test_a_first_frame_is_gone_on_from_by_dpm_solver_too(tiny: Any, tmp_path: Pa
 
 def test_the_autoencoder_of_ltx_2_decodes_as_in_the_pipeline(tiny: Any, tmp_path: Path):
     """Its moments lie beside its weights, and its config has the compression by other names."""
-    vae = diffusers_object(
+    vae = hub(
         "AutoencoderKLLTX2Video",
         latent_channels=LATENTS,
         block_out_channels=(8, 16),

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from mmrl.data.drawn import shapes
 from mmrl.lab.tiny import teaching
-from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs
+from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, hub
 from mmrl.lab.tiny.flow import pipeline_parts
-from mmrl.lab.tiny.flow.pipeline_parts import add_words, diffusers_object, scheduler, t5_tokenizer
+from mmrl.lab.tiny.flow.pipeline_parts import add_words, scheduler, t5, t5_tokenizer
 from mmrl.lab.tiny.teaching import Captioned, GeneratorStart, Noisy, Note
 from mmrl.lab.tiny.text import plain_clips
 from mmrl.lab.tiny.text.plain_clips import pass_clips
@@ -67,16 +67,13 @@ class ClipStart(GeneratorStart):
 
 def untaught(settings: ClipStart) -> HubObject:
     """A WanPipeline, or one that goes on from a first frame."""
-    from transformers import UMT5Config, UMT5EncoderModel
-
-    tokenizer, width = add_words(t5_tokenizer(), settings.data.words), settings.text_width
-    text = UMT5Config(vocab_size=len(tokenizer), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=2)
+    tokenizer = add_words(t5_tokenizer(), settings.data.words)
     frame: Kwargs = {"image_encoder": None, "image_processor": None} if settings.from_frame else {}
-    return diffusers_object(
+    return hub(
         "WanImageToVideoPipeline" if settings.from_frame else "WanPipeline",
         **frame,
         tokenizer=tokenizer,
-        text_encoder=UMT5EncoderModel(text),
+        text_encoder=t5(tokenizer, "UMT5", settings.text_width, head=32, layers=1, heads=2),
         transformer=_transformer(settings),
         vae=_autoencoder(settings),
         scheduler=scheduler(shift=1.0),
@@ -166,7 +163,7 @@ def first_frames(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Ten
 
 def _transformer(settings: ClipStart) -> HubObject:
     side = settings.data.side // 2**settings.halvings
-    return diffusers_object(
+    return hub(
         "WanTransformer3DModel",
         patch_size=(1, side, side),
         num_attention_heads=settings.heads,
@@ -185,7 +182,7 @@ def _transformer(settings: ClipStart) -> HubObject:
 
 def _autoencoder(settings: ClipStart) -> HubObject:
     """Patches of 2 x 2 pixels as in Wan 2.2; time is halved once, at the last halving of space."""
-    vae = diffusers_object(
+    vae = hub(
         "AutoencoderKLWan",
         base_dim=settings.vae_channels,
         z_dim=settings.latents,

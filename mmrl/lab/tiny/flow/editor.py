@@ -18,10 +18,10 @@ from torch import Tensor
 from mmrl.data.drawn import shapes
 from mmrl.data.drawn.shape_edits import Edits
 from mmrl.lab.tiny import teaching
-from mmrl.lab.tiny.byte_tokens import HubObject
+from mmrl.lab.tiny.byte_tokens import HubObject, hub
 from mmrl.lab.tiny.flow import generator, pipeline_parts
 from mmrl.lab.tiny.flow.generator import WarmStart, autoencoder, clear_clip, encode_images, fit_tokenizer, teach_autoencoder
-from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer, diffusers_object, scheduler, t5_tokenizer
+from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer, scheduler, t5, t5_tokenizer
 from mmrl.lab.tiny.teaching import Noisy, Note
 from mmrl.runtime.keep import Progress
 
@@ -52,14 +52,11 @@ class EditorStart(WarmStart):
 
 def untaught(settings: EditorStart) -> HubObject:
     """A FluxKontextPipeline without an input for guidance."""
-    from transformers import CLIPTextModel, T5Config, T5EncoderModel
-
     first, second = (fit_tokenizer(tokenizer, settings) for tokenizer in (clip_tokenizer(), t5_tokenizer()))
     width = settings.text_width
-    t5 = T5Config(vocab_size=len(second), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=2)
-    return diffusers_object(
+    return hub(
         "FluxKontextPipeline",
-        transformer=diffusers_object(
+        transformer=hub(
             "FluxTransformer2DModel",
             patch_size=1,
             in_channels=settings.latents * settings.patch**2,
@@ -74,9 +71,9 @@ def untaught(settings: EditorStart) -> HubObject:
         ),
         scheduler=scheduler(shift=1.0),
         vae=autoencoder(settings),
-        text_encoder=clear_clip(CLIPTextModel, first, width, settings),
+        text_encoder=clear_clip("CLIPTextModel", first, width, settings),
         tokenizer=first,
-        text_encoder_2=T5EncoderModel(t5),
+        text_encoder_2=t5(second, width=width, head=32, layers=1, heads=2),
         tokenizer_2=second,
     )
 

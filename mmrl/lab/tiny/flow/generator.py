@@ -4,7 +4,7 @@ Two CLIP text encoders, an autoencoder and a transformer are trained from nothin
 `Pictures` makes up. Source of model and loss: Stable Diffusion 3, arXiv:2403.03206.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmrl.lab.tiny import teaching
-from mmrl.lab.tiny.byte_tokens import HubObject
+from mmrl.lab.tiny.byte_tokens import HubObject, hub
 from mmrl.lab.tiny.flow import pipeline_parts
-from mmrl.lab.tiny.flow.pipeline_parts import add_words, clip, clip_tokenizer, diffusers_object, scheduler
+from mmrl.lab.tiny.flow.pipeline_parts import add_words, clip, clip_tokenizer, scheduler
 from mmrl.lab.tiny.teaching import Captioned, GeneratorStart, Noisy, Note
 from mmrl.runtime.keep import Progress
 
@@ -51,17 +51,15 @@ class WarmStart(GeneratorStart):
 
 def untaught(settings: WarmStart) -> HubObject:
     """A StableDiffusion3Pipeline without T5."""
-    from transformers import CLIPTextModelWithProjection
-
     first, second = (fit_tokenizer(clip_tokenizer(), settings) for _ in range(2))
-    return diffusers_object(
+    return hub(
         "StableDiffusion3Pipeline",
         transformer=_transformer(settings),
         scheduler=scheduler(shift=1.0),
         vae=autoencoder(settings),
-        text_encoder=clear_clip(CLIPTextModelWithProjection, first, 32, settings),
+        text_encoder=clear_clip("CLIPTextModelWithProjection", first, 32, settings),
         tokenizer=first,
-        text_encoder_2=clear_clip(CLIPTextModelWithProjection, second, 32, settings),
+        text_encoder_2=clear_clip("CLIPTextModelWithProjection", second, 32, settings),
         tokenizer_2=second,
         text_encoder_3=None,
         tokenizer_3=None,
@@ -130,7 +128,7 @@ def fit_tokenizer(tokenizer: HubObject, settings: WarmStart) -> HubObject:
     return add_words(tokenizer, settings.data.words)
 
 
-def clear_clip(kind: Callable[..., HubObject], tokenizer: HubObject, width: int, settings: WarmStart) -> HubObject:
+def clear_clip(kind: str, tokenizer: HubObject, width: int, settings: WarmStart) -> HubObject:
     """A text encoder of CLIP whose words differ from the start."""
     encoder = clip(kind, tokenizer, width, heads=2, tokens=settings.max_tokens)
     # CLIP starts words at 0.02: too faint for the transformer to tell them apart within minutes.
@@ -141,7 +139,7 @@ def clear_clip(kind: Callable[..., HubObject], tokenizer: HubObject, width: int,
 def autoencoder(settings: WarmStart) -> HubObject:
     """An autoencoder without normalization and sampling: a dozen seconds are enough."""
     stages = settings.halvings + 1
-    vae = diffusers_object(
+    vae = hub(
         "AutoencoderTiny",
         encoder_block_out_channels=(settings.vae_channels,) * stages,
         decoder_block_out_channels=(settings.vae_channels,) * stages,
@@ -173,7 +171,7 @@ def pass_colours(vae: HubObject) -> None:
 
 def _transformer(settings: WarmStart) -> HubObject:
     rows, columns = (length // 2**settings.halvings // settings.patch for length in (settings.data.height, settings.data.width))
-    return diffusers_object(
+    return hub(
         "SD3Transformer2DModel",
         sample_size=max(rows, columns) * settings.patch,
         patch_size=settings.patch,

@@ -3,9 +3,9 @@
 import inspect
 from collections.abc import Callable
 
-from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs
+from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, hub, rope
 from mmrl.lab.tiny.flow.late_pipelines import HIDDEN, chat_tokenizer, qwen3
-from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, diffusers_object, mrope, scheduler
+from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, scheduler
 
 VIEW = 12
 """The width of what is seen of a first frame."""
@@ -13,33 +13,24 @@ VIEW = 12
 
 def hunyuan15_i2v() -> HubObject:
     """One that goes on from a first frame, which a SigLIP sees as 2 x 2 tokens."""
-    from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
-
-    sides: Kwargs = {"size": {"height": 28, "width": 28}}
-    siglip = SiglipVisionConfig(
-        hidden_size=VIEW, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    return hunyuan15(
-        "HunyuanVideo15ImageToVideoPipeline",
-        "i2v",
-        image_encoder=SiglipVisionModel(siglip),
-        feature_extractor=SiglipImageProcessor(**sides),
-    )
+    sizes: Kwargs = {"hidden_size": VIEW, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    siglip = hub("SiglipVisionModel", hub("SiglipVisionConfig", **sizes, image_size=28, patch_size=14))
+    sees = hub("SiglipImageProcessor", size={"height": 28, "width": 28})
+    return hunyuan15("HunyuanVideo15ImageToVideoPipeline", "i2v", image_encoder=siglip, feature_extractor=sees)
 
 
 def hunyuan15(kind: str = "HunyuanVideo15Pipeline", task: str = "t2v", **parts: object) -> HubObject:
     """Its guider keeps guidance 3; `parts` are further ones."""
     from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import HunyuanVideo15Pipeline
-    from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
     reads = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters
     tokenizer = chat_tokenizer("system\n", reads["system_message"].default)
     ids: Kwargs = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    text = {**qwen3(tokenizer, 3), **ids, "rope_parameters": mrope(1, 1, 2), "max_position_embeddings": 2048}
-    byt5 = T5Config(d_model=32, d_kv=4, d_ff=16, num_layers=2, num_heads=2, vocab_size=384, feed_forward_proj="gated-gelu")
-    transformer = diffusers_object(
+    text = {**qwen3(tokenizer, 3), **ids, "rope_parameters": rope(1, 1, 2), "max_position_embeddings": 2048}
+    byt5 = hub("T5Config", d_model=32, d_kv=4, d_ff=16, num_layers=2, num_heads=2, vocab_size=384, feed_forward_proj="gated-gelu")
+    transformer = hub(
         "HunyuanVideo15Transformer3DModel",
         in_channels=2 * LATENTS + 1,
         out_channels=LATENTS,
@@ -55,7 +46,7 @@ def hunyuan15(kind: str = "HunyuanVideo15Pipeline", task: str = "t2v", **parts: 
         target_size=16,
         task_type=task,
     )
-    vae = diffusers_object(
+    vae = hub(
         "AutoencoderKLHunyuanVideo15",
         latent_channels=LATENTS,
         block_out_channels=(16, 16),
@@ -65,16 +56,16 @@ def hunyuan15(kind: str = "HunyuanVideo15Pipeline", task: str = "t2v", **parts: 
         downsample_match_channel=False,
         upsample_match_channel=False,
     )
-    return diffusers_object(
+    return hub(
         kind,
         transformer=transformer,
         vae=vae,
         scheduler=scheduler(shift=7.0),
         text_encoder=Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**text)),
         tokenizer=tokenizer,
-        text_encoder_2=T5EncoderModel(byt5),
-        tokenizer_2=ByT5Tokenizer(),
-        guider=diffusers_object("ClassifierFreeGuidance", guidance_scale=3.0),
+        text_encoder_2=hub("T5EncoderModel", byt5),
+        tokenizer_2=hub("ByT5Tokenizer"),
+        guider=hub("ClassifierFreeGuidance", guidance_scale=3.0),
         **parts,
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer
+from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer, hub, model_of, rope
 from mmrl.lab.tiny.flow.pipeline_parts import (
     HEADS,
     LATENTS,
@@ -10,9 +10,7 @@ from mmrl.lab.tiny.flow.pipeline_parts import (
     autoencoder,
     clip_autoencoder,
     clip_reader,
-    diffusers_object,
     halving_autoencoder,
-    mrope,
     scheduler,
     t5_reader,
 )
@@ -45,20 +43,16 @@ def qwen3(tokenizer: HubObject, layers: int) -> Kwargs:
 
 def gemma2(**settings: object) -> Kwargs:
     """A Gemma-2 that reads bytes and its tokenizer, as a pipeline names its parts."""
-    from transformers import Gemma2Config, Gemma2Model
-
     tokenizer = byte_tokenizer({})
     tokenizer.padding_side = "right"
     text: Kwargs = {**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16, **settings}
-    return {"text_encoder": Gemma2Model(Gemma2Config(**text)), "tokenizer": tokenizer}
+    return {"text_encoder": hub("Gemma2Model", hub("Gemma2Config", **text)), "tokenizer": tokenizer}
 
 
 def z_image() -> HubObject:
     """A Z-Image with Qwen3."""
-    from transformers import Qwen3Config, Qwen3Model
-
     tokenizer = chat_tokenizer()
-    transformer = diffusers_object(
+    transformer = hub(
         "ZImageTransformer2DModel",
         all_patch_size=(2,),
         all_f_patch_size=(1,),
@@ -72,19 +66,19 @@ def z_image() -> HubObject:
         axes_dims=[8, 4, 4],
         axes_lens=[1024, 32, 32],
     )
-    return diffusers_object(
+    return hub(
         "ZImagePipeline",
         transformer=transformer,
         vae=autoencoder(),
         scheduler=scheduler(shift=3.0),
-        text_encoder=Qwen3Model(Qwen3Config(**qwen3(tokenizer, 2))),
+        text_encoder=hub("Qwen3Model", hub("Qwen3Config", **qwen3(tokenizer, 2))),
         tokenizer=tokenizer,
     )
 
 
 def flux2_parts(embeds_guidance: bool) -> Kwargs:
     """Transformer, autoencoder and scheduler of a FLUX.2."""
-    transformer = diffusers_object(
+    transformer = hub(
         "Flux2Transformer2DModel",
         patch_size=1,
         in_channels=4 * LATENTS,
@@ -105,46 +99,34 @@ def flux2_parts(embeds_guidance: bool) -> Kwargs:
 def flux2() -> HubObject:
     """A FLUX.2-dev: 30 layers of a Mistral-3, of which three are read, and the guidance as an input."""
     from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
-    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
     tokenizer = chat_tokenizer(SYSTEM_MESSAGE, "system\n")
     tokenizer.padding_side = "left"
     text = {**qwen3(tokenizer, 30), "model_type": "mistral"}
-    vision = {
-        "model_type": "pixtral",
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "intermediate_size": 32,
-        "image_size": 30,
-        "patch_size": 6,
-    }
-    config = Mistral3Config(text_config=text, vision_config=vision, image_token_index=1)
-    encoder = Mistral3ForConditionalGeneration(config)
-    return diffusers_object("Flux2Pipeline", text_encoder=encoder, tokenizer=tokenizer, **flux2_parts(True))
+    vision: Kwargs = {"model_type": "pixtral", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+    vision |= {"intermediate_size": 32, "image_size": 30, "patch_size": 6}
+    encoder = model_of("Mistral3", text_config=text, vision_config=vision, image_token_index=1)
+    return hub("Flux2Pipeline", text_encoder=encoder, tokenizer=tokenizer, **flux2_parts(True))
 
 
 def flux2_klein(is_distilled: bool = False) -> HubObject:
     """A FLUX.2-klein with 27 layers of a Qwen3."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     tokenizer = chat_tokenizer()
-    encoder = Qwen3ForCausalLM(Qwen3Config(**qwen3(tokenizer, 27)))
+    encoder = hub("Qwen3ForCausalLM", hub("Qwen3Config", **qwen3(tokenizer, 27)))
     parts = flux2_parts(False)
-    return diffusers_object("Flux2KleinPipeline", text_encoder=encoder, tokenizer=tokenizer, is_distilled=is_distilled, **parts)
+    return hub("Flux2KleinPipeline", text_encoder=encoder, tokenizer=tokenizer, is_distilled=is_distilled, **parts)
 
 
 def krea2(is_distilled: bool = False) -> HubObject:
     """A Krea 2 with three layers of a Qwen3-VL."""
-    from transformers import Qwen3VLConfig, Qwen3VLModel
-
     tokenizer = chat_tokenizer(QWEN_TEMPLATE, "assistant\n")
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": HIDDEN}
-    config = Qwen3VLConfig(
-        text_config={**qwen3(tokenizer, 2), "rope_parameters": mrope(2, 1, 1), "pad_token_id": tokenizer.pad_token_id},
+    config = hub(
+        "Qwen3VLConfig",
+        text_config={**qwen3(tokenizer, 2), "rope_parameters": rope(2, 1, 1), "pad_token_id": tokenizer.pad_token_id},
         vision_config={**vision, "deepstack_visual_indexes": [0]},
     )
-    transformer = diffusers_object(
+    transformer = hub(
         "Krea2Transformer2DModel",
         in_channels=4 * LATENTS,
         num_layers=2,
@@ -162,11 +144,11 @@ def krea2(is_distilled: bool = False) -> HubObject:
         num_refiner_text_blocks=1,
         axes_dims_rope=(4, 2, 2),
     )
-    return diffusers_object(
+    return hub(
         "Krea2Pipeline",
         transformer=transformer,
         vae=clip_autoencoder(),
-        text_encoder=Qwen3VLModel(config),
+        text_encoder=hub("Qwen3VLModel", config),
         tokenizer=tokenizer,
         text_encoder_select_layers=(0, 1, 2),
         is_distilled=is_distilled,
@@ -179,7 +161,7 @@ def qwen_image21() -> HubObject:
     text, processor = qwen3_vl()
     draw_weights(text)
     processor.image_processor.size["shortest_edge"] = 32 * 32
-    transformer = diffusers_object(
+    transformer = hub(
         "QwenImage21Transformer2DModel",
         in_channels=LATENTS,
         out_channels=LATENTS,
@@ -188,7 +170,7 @@ def qwen_image21() -> HubObject:
         axes_dims_rope=(4, 6, 6),
         **HEADS,
     )
-    vae = diffusers_object(
+    vae = hub(
         "AutoencoderKLQwenImage21",
         base_dim=8,
         decoder_base_dim=8,
@@ -198,7 +180,7 @@ def qwen_image21() -> HubObject:
         latents_mean=[0.1, 0.0, -0.1, 0.2],
         latents_std=[1.0, 0.9, 1.1, 1.2],
     )
-    return diffusers_object(
+    return hub(
         "QwenImage21Pipeline",
         transformer=transformer,
         vae=vae,
@@ -210,7 +192,7 @@ def qwen_image21() -> HubObject:
 
 def chroma() -> HubObject:
     """A Chroma with a T5."""
-    transformer = diffusers_object(
+    transformer = hub(
         "ChromaTransformer2DModel",
         in_channels=4 * LATENTS,
         num_layers=1,
@@ -222,7 +204,7 @@ def chroma() -> HubObject:
         approximator_num_channels=16,
         **HEADS,
     )
-    return diffusers_object(
+    return hub(
         "ChromaPipeline",
         transformer=transformer,
         vae=autoencoder(),
@@ -233,7 +215,7 @@ def chroma() -> HubObject:
 
 def lumina2() -> HubObject:
     """A Lumina-Image 2, whose pipeline expects an autoencoder that halves both sides three times."""
-    transformer = diffusers_object(
+    transformer = hub(
         "Lumina2Transformer2DModel",
         sample_size=4,
         in_channels=LATENTS,
@@ -246,7 +228,7 @@ def lumina2() -> HubObject:
         axes_dim_rope=[8, 4, 4],
         cap_feat_dim=8,
     )
-    return diffusers_object(
+    return hub(
         "Lumina2Pipeline",
         transformer=transformer,
         vae=halving_autoencoder("AutoencoderKL", 3, sample_size=16, scaling_factor=1.5, shift_factor=0.06),
@@ -257,7 +239,7 @@ def lumina2() -> HubObject:
 
 def ddim() -> HubObject:
     """Stable Diffusion's noise schedule."""
-    return diffusers_object(
+    return hub(
         "DDIMScheduler",
         beta_start=0.00085,
         beta_end=0.012,
@@ -269,7 +251,7 @@ def ddim() -> HubObject:
 
 
 def unet(width: int, **settings: object) -> HubObject:
-    return diffusers_object(
+    return hub(
         "UNet2DConditionModel",
         block_out_channels=(8, 16),
         layers_per_block=1,
@@ -287,7 +269,7 @@ def unet(width: int, **settings: object) -> HubObject:
 
 def sd15() -> HubObject:
     """A Stable Diffusion 1.5 without a safety checker."""
-    return diffusers_object(
+    return hub(
         "StableDiffusionPipeline",
         unet=unet(32),
         vae=autoencoder(),
@@ -306,7 +288,7 @@ def sdxl() -> HubObject:
         "addition_time_embed_dim": 8,
         "projection_class_embeddings_input_dim": 6 * 8 + 32,
     }
-    return diffusers_object(
+    return hub(
         "StableDiffusionXLPipeline",
         unet=unet(64, **added),
         vae=autoencoder(),

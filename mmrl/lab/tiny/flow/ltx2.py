@@ -2,8 +2,8 @@
 
 import torch
 
-from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs
-from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler
+from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, hub
+from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, scheduler
 from mmrl.lab.tiny.text.vlms import draw_weights, gemma3
 
 FRAMES: Kwargs = {"sample_rate": 1600, "mel_hop_length": 16}
@@ -19,7 +19,7 @@ def ltx2(newer: bool = False, kind: str = "LTX2Pipeline") -> HubObject:
     draw_weights(reader)
     width, layers = reader.config.text_config.hidden_size, reader.config.text_config.num_hidden_layers
     shift: Kwargs = {"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "max_image_seq_len": 4096}
-    return diffusers_object(
+    return hub(
         kind,
         scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.1, **shift),
         vae=clip_autoencoder(),
@@ -57,7 +57,7 @@ def transformer(width: int, newer: bool) -> HubObject:
     """Two blocks; that of 2.3 reads the connectors as they are, where the other one projects captions of this width."""
     switches = ("cross_attn_mod", "audio_cross_attn_mod", "gated_attn", "audio_gated_attn", "perturbed_attn")
     own: Kwargs = {"use_prompt_embeddings": False, **dict.fromkeys(switches, True)}
-    return diffusers_object(
+    return hub(
         "LTX2VideoTransformer3DModel",
         in_channels=LATENTS,
         out_channels=LATENTS,
@@ -81,7 +81,7 @@ def transformer(width: int, newer: bool) -> HubObject:
 
 def clip_autoencoder() -> HubObject:
     """Four pixels and two frames a latent, each channel with moments of its own."""
-    found = diffusers_object(
+    found = hub(
         "AutoencoderKLLTX2Video",
         latent_channels=LATENTS,
         block_out_channels=(8,),
@@ -105,7 +105,7 @@ def clip_autoencoder() -> HubObject:
 
 
 def sound_autoencoder() -> HubObject:
-    return diffusers_object(
+    return hub(
         "AutoencoderKLLTX2Audio",
         base_channels=4,
         ch_mult=(1,),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs
+from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, hub, processor_of
 from mmrl.lab.tiny.flow.hunyuan import HUNYUAN_PIPELINES
 from mmrl.lab.tiny.flow.late_pipelines import LATE_PIPELINES
 from mmrl.lab.tiny.flow.ltx2 import ltx2
@@ -20,7 +20,6 @@ from mmrl.lab.tiny.flow.pipeline_parts import (
     autoencoder,
     clip_autoencoder,
     clip_reader,
-    diffusers_object,
     qwen_encoder,
     scheduler,
     t5_reader,
@@ -68,7 +67,7 @@ def calm(network: HubObject) -> None:
 
 def sd3() -> HubObject:
     """A Stable Diffusion 3 with two CLIP encoders and no T5."""
-    transformer = diffusers_object(
+    transformer = hub(
         "SD3Transformer2DModel",
         sample_size=8,
         patch_size=2,
@@ -81,7 +80,7 @@ def sd3() -> HubObject:
         pos_embed_max_size=16,
         **HEADS,
     )
-    return diffusers_object(
+    return hub(
         "StableDiffusion3Pipeline",
         transformer=transformer,
         scheduler=scheduler(shift=3.0),
@@ -96,7 +95,7 @@ def sd3() -> HubObject:
 
 def flux() -> HubObject:
     """A FLUX with the guidance as an input, as in FLUX.1-dev."""
-    transformer = diffusers_object(
+    transformer = hub(
         "FluxTransformer2DModel",
         patch_size=1,
         in_channels=4 * LATENTS,
@@ -108,7 +107,7 @@ def flux() -> HubObject:
         axes_dims_rope=(4, 4, 8),
         **HEADS,
     )
-    return diffusers_object(
+    return hub(
         "FluxPipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True),
@@ -121,7 +120,7 @@ def flux() -> HubObject:
 def qwen_image() -> HubObject:
     """A Qwen-Image: Qwen2.5-VL reads the prompt, the autoencoder is a video's, and steps end at sigma 0.02."""
     tokenizer, vae = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500), clip_autoencoder()
-    transformer = diffusers_object(
+    transformer = hub(
         "QwenImageTransformer2DModel",
         patch_size=2,
         in_channels=4 * LATENTS,
@@ -131,7 +130,7 @@ def qwen_image() -> HubObject:
         axes_dims_rope=(4, 6, 6),
         **HEADS,
     )
-    return diffusers_object(
+    return hub(
         "QwenImagePipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.02),
@@ -143,30 +142,25 @@ def qwen_image() -> HubObject:
 
 def qwen_edit_of(qwen_image: HubObject, zero_cond_t: bool = False) -> HubObject:
     """A Qwen-Image-Edit-2509 of a Qwen-Image's parts; with `zero_cond_t`, which keeps pictures at time 0, a -2511."""
-    from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
-
     tokenizer = qwen_tokenizer([QWEN_EDIT_TEMPLATE], num_tokens=900)
     size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
     sees: Kwargs = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "size": size}
-    processor = Qwen2_5_VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**sees), tokenizer=tokenizer, video_processor=Qwen2VLVideoProcessor(**sees)
-    )
     transformer = qwen_image.transformer
-    return diffusers_object(
+    return hub(
         "QwenImageEditPlusPipeline",
         transformer=type(transformer).from_config(transformer.config, zero_cond_t=zero_cond_t),
         scheduler=qwen_image.scheduler,
         vae=qwen_image.vae,
         text_encoder=qwen_encoder(tokenizer),
         tokenizer=tokenizer,
-        processor=processor,
+        processor=processor_of("Qwen2_5_VL", tokenizer, sees, sees="Qwen2VL"),
     )
 
 
 PIPELINES: dict[str, Callable[[], HubObject]] = {
     "sd3": sd3,
     "flux": flux,
-    "kontext": lambda: diffusers_object("FluxKontextPipeline", **flux().components),
+    "kontext": lambda: hub("FluxKontextPipeline", **flux().components),
     "qwen_image": qwen_image,
     "qwen_edit": lambda: qwen_edit_of(qwen_image()),
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-from mmrl.lab.tiny.byte_tokens import HubObject
+from mmrl.lab.tiny.byte_tokens import HubObject, hub
 from mmrl.lab.tiny.flow.late_pipelines import gemma2
-from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler
+from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, scheduler
 from mmrl.lab.tiny.flow.wan import autoencoder
 
 PLACES = 4096
@@ -14,7 +14,7 @@ PLACES = 4096
 
 def sana() -> HubObject:
     """A Sana with the DPM-Solver that it is published with."""
-    transformer = diffusers_object(
+    transformer = hub(
         "SanaTransformer2DModel",
         patch_size=1,
         in_channels=LATENTS,
@@ -28,7 +28,7 @@ def sana() -> HubObject:
         caption_channels=8,
         sample_size=32,
     )
-    vae = diffusers_object(
+    vae = hub(
         "AutoencoderDC",
         latent_channels=LATENTS,
         attention_head_dim=2,
@@ -47,12 +47,12 @@ def sana() -> HubObject:
         scaling_factor=0.41407,
     )
     reader = gemma2(max_position_embeddings=PLACES)
-    return diffusers_object("SanaPipeline", vae=vae, transformer=transformer, scheduler=solver(), **reader)
+    return hub("SanaPipeline", vae=vae, transformer=transformer, scheduler=solver(), **reader)
 
 
 def sana_video(kind: str = "SanaVideoPipeline", table: Callable[[], HubObject] | None = None) -> HubObject:
     """A SANA-Video, two blocks of linear attention over Wan's latents."""
-    transformer = diffusers_object(
+    transformer = hub(
         "SanaVideoTransformer3DModel",
         patch_size=(1, 2, 2),
         in_channels=LATENTS,
@@ -67,13 +67,11 @@ def sana_video(kind: str = "SanaVideoPipeline", table: Callable[[], HubObject] |
         rope_max_seq_len=32,
     )
     reader = gemma2(max_position_embeddings=PLACES)
-    return diffusers_object(kind, vae=autoencoder(), transformer=transformer, scheduler=(table or solver)(), **reader)
+    return hub(kind, vae=autoencoder(), transformer=transformer, scheduler=(table or solver)(), **reader)
 
 
 def solver() -> HubObject:
-    return diffusers_object(
-        "DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-    )
+    return hub("DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
 
 
 SANA_PIPELINES: dict[str, Callable[[], HubObject]] = {

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from mmrl.lab.tiny.byte_tokens import HubObject, byte_tokenizer
-from mmrl.lab.tiny.flow.pipeline_parts import diffusers_object, scheduler
+from mmrl.lab.tiny.byte_tokens import HubObject, byte_tokenizer, hub
+from mmrl.lab.tiny.flow.pipeline_parts import scheduler
 
 WIDTH, TOKENS = 16, 48
 """Of the text encoder; tokens of a prompt."""
@@ -14,9 +14,8 @@ WIDTH, TOKENS = 16, 48
 
 def text_encoder(tokenizer: HubObject, width: int, layers: int = 2) -> HubObject:
     """The encoder half of a T5Gemma."""
-    from transformers import T5GemmaConfig, T5GemmaEncoderModel, T5GemmaModuleConfig
-
-    half = T5GemmaModuleConfig(
+    half = hub(
+        "T5GemmaModuleConfig",
         vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
@@ -31,7 +30,7 @@ def text_encoder(tokenizer: HubObject, width: int, layers: int = 2) -> HubObject
         bos_token_id=None,
         eos_token_id=None,
     ).to_dict()
-    return T5GemmaEncoderModel(T5GemmaConfig(encoder=half, decoder=half, is_encoder_decoder=False))
+    return hub("T5GemmaEncoderModel", hub("T5GemmaConfig", encoder=half, decoder=half, is_encoder_decoder=False))
 
 
 def duration_embedder(width: int, fourier: int = 16) -> HubObject:
@@ -53,7 +52,7 @@ def stable_audio3() -> HubObject:
     """A Stable Audio 3 of 16 samples a second, four of them a latent."""
     tokenizer = byte_tokenizer({})
     tokenizer.padding_side, tokenizer.model_max_length = "right", TOKENS
-    transformer = diffusers_object(
+    transformer = hub(
         "StableAudio3DiTModel",
         io_channels=8,
         embed_dim=32,
@@ -66,7 +65,7 @@ def stable_audio3() -> HubObject:
         ff_mult=2,
         num_memory_tokens=3,
     )
-    vae = diffusers_object(
+    vae = hub(
         "AutoencoderSAME",
         patch_size=2,
         encoder_channels=8,
@@ -80,7 +79,7 @@ def stable_audio3() -> HubObject:
         sampling_rate=16,
     )
     open_branches(vae)
-    return diffusers_object(
+    return hub(
         "StableAudio3Pipeline",
         vae=vae,
         text_encoder=text_encoder(tokenizer, WIDTH),

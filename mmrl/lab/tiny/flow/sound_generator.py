@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from mmrl.data.drawn import shapes
 from mmrl.data.drawn.sounds.tones import RATE, SECONDS, Tones
 from mmrl.lab.tiny import teaching
-from mmrl.lab.tiny.byte_tokens import HubObject, byte_tokenizer
+from mmrl.lab.tiny.byte_tokens import HubObject, byte_tokenizer, hub
 from mmrl.lab.tiny.flow import pipeline_parts, sound
-from mmrl.lab.tiny.flow.pipeline_parts import add_words, diffusers_object, scheduler
+from mmrl.lab.tiny.flow.pipeline_parts import add_words, scheduler
 from mmrl.lab.tiny.teaching import GeneratorStart, Noisy, Note
 from mmrl.runtime.keep import Progress
 
@@ -53,7 +53,7 @@ def untaught(settings: SoundStart) -> HubObject:
     tokenizer = add_words(byte_tokenizer({}), settings.data.words)
     tokenizer.padding_side, tokenizer.model_max_length = "right", settings.max_tokens
     text = settings.text_width
-    transformer = diffusers_object(
+    transformer = hub(
         "StableAudio3DiTModel",
         io_channels=settings.latents,
         embed_dim=settings.width,
@@ -73,7 +73,7 @@ def untaught(settings: SoundStart) -> HubObject:
     reader = sound.text_encoder(tokenizer, text, layers=1)
     # as CLIP's in the demo of pictures: words that begin faint all look alike for minutes
     nn.init.normal_(reader.get_input_embeddings().weight, std=1.0)
-    return diffusers_object(
+    return hub(
         "StableAudio3Pipeline",
         vae=_autoencoder(settings),
         text_encoder=reader,
@@ -153,7 +153,7 @@ def encode_captions(pipeline: HubObject, captions: Sequence[str]) -> tuple[Tenso
 
 def _autoencoder(settings: SoundStart) -> HubObject:
     """One latent for every patch."""
-    vae = diffusers_object(
+    vae = hub(
         "AutoencoderSAME",
         audio_channels=1,
         patch_size=PATCH,

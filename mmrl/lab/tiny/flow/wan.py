@@ -6,8 +6,8 @@ time twice.
 
 from collections.abc import Callable
 
-from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs
-from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler, t5_tokenizer
+from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, hub
+from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, scheduler, t5, t5_tokenizer
 
 BOUNDARY = 0.6
 """The share of the way, from the noise, below which the second expert works; 0.875 in Wan 2.2 A14B."""
@@ -30,17 +30,13 @@ def wan_5b() -> HubObject:
 
 def wan_i2v() -> HubObject:
     """A Wan 2.1 from a first frame, which its network sees as channels and through CLIP."""
-    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
-
     sees: Kwargs = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
-    clip = CLIPVisionConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=28, patch_size=14
-    )
+    sizes: Kwargs = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
     return pipeline(
         FROM_FRAME,
         transformer=transformer(in_channels=CHANNELS, image_dim=32, added_kv_proj_dim=24),
-        image_encoder=CLIPVisionModel(clip),
-        image_processor=CLIPImageProcessor(**sees),
+        image_encoder=hub("CLIPVisionModel", hub("CLIPVisionConfig", **sizes, image_size=28, patch_size=14)),
+        image_processor=hub("CLIPImageProcessor", **sees),
     )
 
 
@@ -52,19 +48,16 @@ def wan_i2v_a14b() -> HubObject:
 
 def pipeline(kind: str = "WanPipeline", **parts: object) -> HubObject:
     """A Wan 2.1 of text to video; `parts` take the place of the usual ones."""
-    from transformers import UMT5Config, UMT5EncoderModel
-
     tokenizer = t5_tokenizer()
-    text = UMT5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     usual: Kwargs = {
         "tokenizer": tokenizer,
-        "text_encoder": UMT5EncoderModel(text),
+        "text_encoder": t5(tokenizer, "UMT5"),
         "vae": parts.get("vae") or autoencoder(),
         "scheduler": scheduler(shift=3.0),
         "transformer": transformer(),
         "transformer_2": None,
     }
-    return diffusers_object(kind, **(usual | parts))
+    return hub(kind, **(usual | parts))
 
 
 def transformer(**settings: object) -> HubObject:
@@ -82,7 +75,7 @@ def transformer(**settings: object) -> HubObject:
         "qk_norm": "rms_norm_across_heads",
         "rope_max_seq_len": 32,
     }
-    return diffusers_object("WanTransformer3DModel", **(usual | settings))
+    return hub("WanTransformer3DModel", **(usual | settings))
 
 
 def autoencoder(**settings: object) -> HubObject:
@@ -95,7 +88,7 @@ def autoencoder(**settings: object) -> HubObject:
         "latents_mean": [0.1, -0.1, 0.2, 0.0],
         "latents_std": [0.9, 1.1, 1.0, 1.2],
     }
-    return diffusers_object("AutoencoderKLWan", **(usual | settings))
+    return hub("AutoencoderKLWan", **(usual | settings))
 
 
 WAN_PIPELINES: dict[str, Callable[[], HubObject]] = {

@@ -5,9 +5,9 @@ from base64 import b64encode
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmrl.lab.tiny.byte_tokens import Built, HubObject, Kwargs, byte_tokenizer, token_ids
-from mmrl.lab.tiny.text.by_rule import VISION, rope
+from mmrl.lab.tiny.byte_tokens import TOWER, Built, HubObject, Kwargs, byte_tokenizer, hub, ids_of, model_of, rope, token_ids
 from mmrl.lab.tiny.text.llms import chat_template
+from mmrl.lab.tiny.text.omni import whisper
 
 WHISPER: Kwargs = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "num_mel_bins": 16}
 
@@ -19,14 +19,6 @@ SPECIAL = (
 """The first tokens of Mistral's vocabularies, all of which mistral-common asks for."""
 
 
-def whisper(longest: int = 3, mels: int = 16, frames: int = 100) -> HubObject:
-    """Mel frames, as many for every sound: those of `longest` seconds."""
-    from transformers import WhisperFeatureExtractor
-
-    hop = 16_000 // frames
-    return WhisperFeatureExtractor(feature_size=mels, hop_length=hop, n_fft=max(400, hop), chunk_length=longest)
-
-
 def qwen2_audio(
     width: int = 32, mels: int = 16, frames: int = 100, longest: int = 3, tokenizer: HubObject = None, **text: object
 ) -> Built:
@@ -34,81 +26,58 @@ def qwen2_audio(
 
     Args as those of `qwen2_5_omni_thinker`.
     """
-    from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, Qwen2AudioProcessor
-
     tokenizer = tokenizer or byte_tokenizer({}, others=["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"])
     ears = {**WHISPER, "d_model": width, "encoder_ffn_dim": 2 * width, "num_mel_bins": mels}
-    config = Qwen2AudioConfig(
+    model = model_of(
+        "Qwen2Audio",
         audio_config={**ears, "max_source_positions": frames * longest // 2},
         text_config=token_ids(
             tokenizer, model_type="qwen2", rope_parameters=rope(), hidden_size=width, intermediate_size=2 * width, **text
         ),
-        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+        **ids_of(tokenizer, audio_token_index="<|AUDIO|>"),
     )
     template = chat_template("", audio="<|audio_bos|><|AUDIO|><|audio_eos|>")
-    return Qwen2AudioForConditionalGeneration(config), Qwen2AudioProcessor(
-        whisper(longest, mels, frames), tokenizer, chat_template=template
-    )
+    return model, hub("Qwen2AudioProcessor", whisper(mels, frames, longest), tokenizer, chat_template=template)
 
 
 def granite_speech() -> Built:
     """A conformer over pairs of mel frames, and three queries for each window of fifteen; needs torchaudio."""
-    from transformers import (
-        GraniteSpeechConfig,
-        GraniteSpeechFeatureExtractor,
-        GraniteSpeechForConditionalGeneration,
-        GraniteSpeechProcessor,
-    )
-
     tokenizer = byte_tokenizer({}, others=["<|audio|>"])
     ears: Kwargs = {"input_dim": 160, "num_layers": 2, "hidden_dim": 32, "num_heads": 2, "output_dim": 8, "context_size": 20}
+    text = token_ids(tokenizer, model_type="granite", rope_parameters=rope())
     queries: Kwargs = {"model_type": "blip_2_qformer", "hidden_size": 32, "encoder_hidden_size": 32, "num_hidden_layers": 1}
-    config = GraniteSpeechConfig(
-        text_config=token_ids(tokenizer, model_type="granite", rope_parameters=rope())
-        | {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    model = model_of(
+        "GraniteSpeech",
+        text_config={**text, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
         encoder_config={**ears, "max_pos_emb": 32, "conv_kernel_size": 3},
         projector_config={**queries, "num_attention_heads": 2, "intermediate_size": 64},
-        audio_token_index=tokenizer.convert_tokens_to_ids("<|audio|>"),
         has_lora_adapter=False,
+        **ids_of(tokenizer, audio_token_index="<|audio|>"),
     )
-    processor = GraniteSpeechProcessor(
-        GraniteSpeechFeatureExtractor(), tokenizer, chat_template=chat_template("", audio="<|audio|>")
-    )
-    return GraniteSpeechForConditionalGeneration(config), processor
+    ears, template = hub("GraniteSpeechFeatureExtractor"), chat_template("", audio="<|audio|>")
+    return model, hub("GraniteSpeechProcessor", ears, tokenizer, chat_template=template)
 
 
 def phi4_multimodal() -> Built:
     """A conformer that makes a token of eight mel frames, beside the layers that write; its eyes are not used."""
-    from transformers import (
-        Phi4MultimodalConfig,
-        Phi4MultimodalFeatureExtractor,
-        Phi4MultimodalForCausalLM,
-        Phi4MultimodalImageProcessor,
-        Phi4MultimodalProcessor,
-    )
-
     tokenizer = byte_tokenizer({"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"})
     ears: Kwargs = {"hidden_size": 32, "intermediate_size": 64, "num_blocks": 2, "num_attention_heads": 2, "input_size": 16}
     ears |= {name: 32 for name in ("ext_pw_out_channel", "depthwise_separable_out_channel", "nemo_conv_channels")}
-    config = Phi4MultimodalConfig(
+    config = hub(
+        "Phi4MultimodalConfig",
         **token_ids(tokenizer, rope_parameters={**rope(), "partial_rotary_factor": 1.0}),
         audio_config={**ears, "audio_token_id": tokenizer.audio_token_id},
-        vision_config={**VISION, "image_size": 56, "crop_size": 56, "image_token_id": tokenizer.image_token_id},
+        vision_config={**TOWER, "image_size": 56, "crop_size": 56, "image_token_id": tokenizer.image_token_id},
     )
-    processor = Phi4MultimodalProcessor(
-        Phi4MultimodalImageProcessor(size={"height": 56, "width": 56}),
-        Phi4MultimodalFeatureExtractor(feature_size=16),
-        tokenizer,
-        chat_template=chat_template("<|endoftext10|>", audio="<|endoftext11|>"),
-    )
-    return Phi4MultimodalForCausalLM(config), processor
+    eyes = hub("Phi4MultimodalImageProcessor", size={"height": 56, "width": 56})
+    parts = eyes, hub("Phi4MultimodalFeatureExtractor", feature_size=16), tokenizer
+    template = chat_template("<|endoftext10|>", audio="<|endoftext11|>")
+    return hub("Phi4MultimodalForCausalLM", config), hub("Phi4MultimodalProcessor", *parts, chat_template=template)
 
 
 def voxtral() -> Built:
     """Whisper's encoder over whole pieces of three seconds, silence included; a token of ten mel frames. Chats are written by a
     tekken.json of bytes."""
-    from transformers import VoxtralConfig, VoxtralForConditionalGeneration
-
     from mmrl.policies.text.families.voxtral import tekken_processor
 
     with TemporaryDirectory() as folder:
@@ -116,12 +85,13 @@ def voxtral() -> Built:
         file.write_text(json.dumps(tekken()), encoding="utf-8")
         processor = tekken_processor(file, whisper(), piece=30)
     ears: Kwargs = {"hidden_size": 32, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = VoxtralConfig(
+    model = model_of(
+        "Voxtral",
         audio_config={**ears, "num_mel_bins": 16, "max_source_positions": 150},
         text_config=token_ids(processor.tokenizer, model_type="llama", head_dim=8, rope_parameters=rope()),
         audio_token_id=24,
     )
-    return VoxtralForConditionalGeneration(config), processor
+    return model, processor
 
 
 def tekken() -> Kwargs:

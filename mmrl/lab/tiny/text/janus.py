@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer, token_ids
+from mmrl.lab.tiny.byte_tokens import Built, Kwargs, byte_tokenizer, hub, ids_of, model_of, token_ids
 from mmrl.lab.tiny.text.llms import chat_template
 from mmrl.lab.tiny.text.vlms import draw_weights
 
@@ -38,32 +38,29 @@ def build(family: str, folder: Path, seed: int = 0, side: int = 4, codes: int = 
     return folder
 
 
-def untaught(side: int, codes: int, width: int) -> tuple[HubObject, HubObject]:
+def untaught(side: int, codes: int, width: int) -> Built:
     """The model and its processor."""
-    from transformers import JanusConfig, JanusForConditionalGeneration, JanusImageProcessor, JanusProcessor
-
     tokenizer = byte_tokenizer(MARKS, bos="<|begin|>")
     vision: Kwargs = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2.0, "depth": 2}
     vision |= {"image_size": 7 * side, "patch_size": 7, "projection_dim": width, "num_image_tokens": side**2}
     drawing: Kwargs = {"embed_dim": 8, "num_embeddings": codes, "latent_channels": 8, "num_patches": side, "base_channels": 32}
     drawing |= {"channel_multiplier": [1, 1], "num_res_blocks": 1, "num_hidden_layers": 2}
     drawing |= {"projection_dim": width, "image_token_embed_dim": width}
-    config = JanusConfig(
-        text_config={
-            "model_type": "llama",
-            **token_ids(tokenizer, hidden_size=width, intermediate_size=2 * width, max_position_embeddings=512),
-        },
+    text: Kwargs = {"hidden_size": width, "intermediate_size": 2 * width, "max_position_embeddings": 512}
+    model = model_of(
+        "Janus",
+        text_config=token_ids(tokenizer, model_type="llama", **text),
         vision_config=vision,
         vq_config=drawing,
-        image_token_id=tokenizer.convert_tokens_to_ids(MARKS["image_token"]),
         tie_word_embeddings=False,
+        **ids_of(tokenizer, image_token_id=MARKS["image_token"]),
     )
-    processor = JanusProcessor(
-        image_processor=JanusImageProcessor(
-            size={"height": 7 * side, "width": 7 * side}, min_size=7, image_mean=[0.5] * 3, image_std=[0.5] * 3
-        ),
+    size: Kwargs = {"size": {"height": 7 * side, "width": 7 * side}, "min_size": 7}
+    processor = hub(
+        "JanusProcessor",
+        image_processor=hub("JanusImageProcessor", **size, image_mean=[0.5] * 3, image_std=[0.5] * 3),
         tokenizer=tokenizer,
         chat_template=chat_template(MARKS["image_token"]),
         num_image_tokens=side**2,
     )
-    return JanusForConditionalGeneration(config), processor
+    return model, processor

@@ -1,6 +1,6 @@
 """Tiny language models of the real classes that take text alone."""
 
-from mmrl.lab.tiny.byte_tokens import STOP, TURN, Built, byte_tokenizer, token_ids
+from mmrl.lab.tiny.byte_tokens import STOP, TURN, Built, byte_tokenizer, hub, token_ids
 
 
 def turns(content: str = "{{ message.content }}") -> str:
@@ -20,17 +20,13 @@ def chat_template(image: str, video: str = "", start: str = "", audio: str = "")
 
 def qwen3() -> Built:
     """A language model without eyes: text alone."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     tokenizer = byte_tokenizer({})
     tokenizer.chat_template = turns()
-    return Qwen3ForCausalLM(Qwen3Config(**token_ids(tokenizer, head_dim=8))), tokenizer
+    return hub("Qwen3ForCausalLM", hub("Qwen3Config", **token_ids(tokenizer, head_dim=8))), tokenizer
 
 
 def llama() -> Built:
     """Another one, whose tokenizer writes a first token."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     tokenizer = byte_tokenizer({}, bos="<bos>")
     tokenizer.chat_template = "{{ bos_token }}" + turns()
-    return LlamaForCausalLM(LlamaConfig(**token_ids(tokenizer))), tokenizer
+    return hub("LlamaForCausalLM", hub("LlamaConfig", **token_ids(tokenizer))), tokenizer

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mmrl.lab.tiny.byte_tokens import Built, HubObject, Kwargs
+from mmrl.lab.tiny.byte_tokens import Built, HubObject, Kwargs, hub, own_ids, processor_of, rope
 from mmrl.lab.tiny.tokenizer import CHAT_TEMPLATE, qwen_ids, qwen_tokenizer
 
 PATCH = 8
@@ -28,28 +28,18 @@ def build(
         video_area: the most pixels of all frames of a clip.
         tags: words that are single tokens whatever stands around them.
     """
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
-
     tokenizer = qwen_tokenizer(texts)
     tokenizer.add_tokens([*tags])
     mean, std = pixels
     patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
     patches |= {"image_mean": [mean] * 3, "image_std": [std] * 3}
-    area = side**2
-    processor = Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**patches, size={"shortest_edge": area, "longest_edge": area}),
-        tokenizer=tokenizer,
-        video_processor=Qwen3VLVideoProcessor(**patches, size={"shortest_edge": area, "longest_edge": video_area}),
-        chat_template=CHAT_TEMPLATE,
+    pictures, clips = (
+        {**patches, "size": {"shortest_edge": side**2, "longest_edge": longest}} for longest in (side**2, video_area)
     )
+    processor = processor_of("Qwen3VL", tokenizer, pictures, clips, "Qwen2VL", "Qwen3VL", chat_template=CHAT_TEMPLATE)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3VLForConditionalGeneration(_config(tokenizer, side))
+        model = hub("Qwen3VLForConditionalGeneration", _config(tokenizer, side))
         nn.init.normal_(model.model.visual.pos_embed.weight, std=_POSITION_STD)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -64,14 +54,11 @@ def save(built: Built, folder: Path) -> Path:
 
 
 def _config(tokenizer: HubObject, side: int) -> HubObject:
-    from transformers import Qwen3VLConfig
-
-    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
-    text = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 32, "rope_parameters": rope}
+    axes = rope(6, 5, 5, rope_theta=5e6, mrope_interleaved=True)
+    text = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 32, "rope_parameters": axes}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
-    text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    text |= {"vocab_size": len(tokenizer), "initializer_range": _WEIGHT_STD, "tie_word_embeddings": True}
+    text |= {**own_ids(tokenizer), "bos_token_id": None, "initializer_range": _WEIGHT_STD, "tie_word_embeddings": True}
     vision = {"hidden_size": 64, "intermediate_size": 128, "depth": 2, "num_heads": 2, "out_hidden_size": 128}
     vision |= {"patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2, "deepstack_visual_indexes": [0]}
     vision |= {"num_position_embeddings": (side // PATCH) ** 2, "initializer_range": _WEIGHT_STD}
-    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **qwen_ids(tokenizer))
+    return hub("Qwen3VLConfig", text_config=text, vision_config=vision, tie_word_embeddings=True, **qwen_ids(tokenizer))
