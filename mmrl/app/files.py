@@ -7,9 +7,27 @@ import os
 from collections.abc import Mapping, Sequence, Set
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Protocol
 
 from mmrl.runtime.disk import room_for
 from mmrl.runtime.net.secrets import hide
+
+
+class HasPath(Protocol):
+    """An object that stands for a folder."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+class Below:
+    """A file or folder below its owner's `path`: `config_file = Below("config.toml")`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: HasPath, kind: type) -> Path:
+        return owner.path / self.name
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from mmrl.app.report.data import changes, load, pairs
 from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.trackers import duration, figures
-from mmrl.training.callbacks import Examples
+from mmrl.training.callbacks import Callback, Examples
 
 STYLE = """<style>
 .mmrl { --sans: system-ui, sans-serif; --soft: #7a7771; --line: #8885; --train: #4a80dc; --eval: #d98a1f; max-width: 820px; }
@@ -58,7 +58,7 @@ def in_notebook() -> bool:
     return type(found).__name__ == "ZMQInteractiveShell"
 
 
-class NotebookProgress:
+class NotebookProgress(Callback):
     """A bar with the step's key figures and a curve of the rewards, replaced in place; evaluations below it."""
 
     def __init__(
@@ -89,9 +89,6 @@ class NotebookProgress:
         self.curves["eval"].append((step, metrics["eval/total"]))
         self.evaluations.append(f"step {step}, held out: {', '.join(shown)}")
         self.update()
-
-    def after_checkpoint(self, step: int, folder: Path) -> None:
-        """The run says at its end where it lies."""
 
     def close(self) -> None:
         self.update()

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -57,23 +57,16 @@ def prompts_to_mine(stages: Sequence[Stage], at: int, run: RunDir | None) -> lis
     return list(islice(found, stage.miner.num_prompts or None))
 
 
-@dataclass(frozen=True)
-class RowsMedia:
-    """The folder of the pictures and clips that rows name."""
-
-    media: Path
-
-
 def as_written(rows: Sequence[Columns], run: RunDir) -> list[Line]:
     """Rows in JSON's types: what was drawn becomes a file, named by its content, and the row says where it lies."""
-    place = RowsMedia(run.path / "stages" / "media")
+    folder = run.path / "stages" / "media"
 
     def to_json(value: object) -> object:
         if not isinstance(value, Sample):
             return value
         if value.video is None:
-            return store(place, value.image, most=None)["file"]
-        clip = write_clip(place.media, value)
+            return store(folder, value.image, most=None)["file"]
+        clip = write_clip(folder, value)
         if clip is None:
             raise ValueError(
                 "a clip whose sides are odd cannot be kept as mp4: set policy.width and policy.height to even numbers"

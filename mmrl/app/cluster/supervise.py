@@ -8,20 +8,19 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmrl.app.run.signals import NUMBERS, handled, is_ignored
 from mmrl.engine.server import kill_group, start_below_watchdog, tail
 from mmrl.engine.wire.client import EngineClient
 
 POLL_S = 0.2
 GRACE_S = 15.0
 """A server may take this long to end."""
-LEAVING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass
@@ -168,22 +167,10 @@ class Supervisor:
             kill_group(self.trainers.running)
 
 
-@contextmanager
-def noted_signals(asked_by: list[signal.Signals]) -> Iterator[None]:
-    """Note signals in place of dying of them; only in the main thread, for Python allows no handlers elsewhere."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: signal.signal(number, lambda n, _: asked_by.append(signal.Signals(n)))
-        for number in LEAVING
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def noted_signals(asked_by: list[signal.Signals]) -> AbstractContextManager[None]:
+    """Note signals in place of dying of them, in the main thread."""
+    numbers = [number for number in NUMBERS if not is_ignored(number)]
+    return handled(numbers, lambda number, _: asked_by.append(signal.Signals(number)))
 
 
 def answers(url: str) -> bool:

@@ -45,7 +45,7 @@ def prediction_rows(ready: Ready, place: EvaluationDir, step: int, way: str, pai
     the completion, diversity of the prompt's pictures.
     """
     examples: Examples = ready.evaluator.examples(pairs)
-    lines = sample_lines(place, step, examples, "eval", ready.box_space, whole=True)
+    lines = sample_lines(place.media, step, examples, "eval", ready.box_space, whole=True)
     samples = [(sample, spread) for group in examples.groups for spread in [diversity([group])] for sample in group.samples]
     for line, (sample, spread) in zip(lines, samples, strict=True):
         yield line | {

@@ -126,7 +126,7 @@ def build(
     modality.warn_after_load(policy, algorithm, config.evaluation, looked_at)
     if accelerator is not None and after is None:
         policy.prepare(accelerator)
-    evaluator = evaluator_of(config, policy, scored, watched, ranks)
+    evaluator = evaluator_of(config, policy, scored, watched, ranks) if scored else None
     config = replace(
         resolved.config,
         policy=modality.with_box_space(resolved.config.policy, space),
@@ -164,12 +164,8 @@ def stage_policy(policy: Policy, config: RunConfig, algorithm: Algorithm) -> Pol
     return policy
 
 
-def evaluator_of(
-    config: RunConfig, policy: Policy, scored: Sequence[Prompt], rewards: RewardRunner, ranks: Ranks
-) -> Evaluator | None:
-    """Who answers and scores held-out prompts; None where there are none."""
-    if not scored:
-        return None
+def evaluator_of(config: RunConfig, policy: Policy, scored: Sequence[Prompt], rewards: RewardRunner, ranks: Ranks) -> Evaluator:
+    """Who answers and scores held-out prompts."""
     modality, settings = modality_of(config.policy), config.evaluation
     sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
     return Evaluator(policy, scored, rewards, settings, sampling, ranks, variants)
@@ -291,14 +287,9 @@ def build_policy(
 
 def policy_of_run(config: RunConfig, algorithm: Algorithm, worlds: Worlds | None) -> Policy:
     """The policy that trains, with what the run keeps beside its weights and who samples for it."""
-    kept, samplers = shadows_of(config, algorithm), samplers_of(config)
+    kept, cluster = shadows_of(config, algorithm), config.cluster
+    samplers = SamplerSettings(cluster.samplers, cluster.restarts, cluster.samplers_share) if cluster.samplers else None
     return build_policy(config.policy, kept, algorithm.ema_decay, algorithm.views, worlds, samplers)
-
-
-def samplers_of(config: RunConfig) -> SamplerSettings | None:
-    """The processes that sample for the one that trains; None: there are none."""
-    cluster = config.cluster
-    return SamplerSettings(cluster.samplers, cluster.restarts, cluster.samplers_share) if cluster.samplers else None
 
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:

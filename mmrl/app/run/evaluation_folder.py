@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig
-from mmrl.app.files import replace_text
+from mmrl.app.files import Below, replace_text
 from mmrl.app.run.folder import Line, as_text, read_lines
 from mmrl.app.run.resume import changed_settings
 from mmrl.app.run.sample_files import digest_of_prompt
@@ -44,28 +44,14 @@ class EvaluationDir:
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "evaluation.toml"
-
-    @property
-    def predictions(self) -> Path:
-        """One line per sample, in the order of the prompts; of further ways to answer after those of the first."""
-        return self.path / "predictions.jsonl"
-
-    @property
-    def media(self) -> Path:
-        return self.path / "media"
-
-    @property
-    def progress_file(self) -> Path:
-        """The subject, how many prompts are answered in which way, and how long predictions.jsonl is with them."""
-        return self.path / "progress.json"
-
-    @property
-    def summary_file(self) -> Path:
-        """The numbers; there once the evaluation is finished."""
-        return self.path / "summary.json"
+    config_file = Below("evaluation.toml")
+    predictions = Below("predictions.jsonl")
+    """One line per sample, in the order of the prompts; of further ways to answer after those of the first."""
+    media = Below("media")
+    progress_file = Below("progress.json")
+    """The subject, how many prompts are answered in which way, and how long predictions.jsonl is with them."""
+    summary_file = Below("summary.json")
+    """The numbers; there once the evaluation is finished."""
 
     @property
     def is_begun(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl import __version__
-from mmrl.app.files import replace_text
+from mmrl.app.files import Below, replace_text
 from mmrl.runtime.disk import room_for
 from mmrl.runtime.near import near
 from mmrl.runtime.net.secrets import hide_in_json
@@ -49,6 +49,25 @@ class RunDir:
 
     path: Path
 
+    config_file = Below("config.toml")
+    prompt_file = Below("prompt.txt")
+    """The first prompt as the model reads it."""
+    template_file = Below("prompt_template.json")
+    """The text around every prompt, and how held-out ones are answered."""
+    metrics_file = Below("metrics.jsonl")
+    spans_file = Below("spans.jsonl")
+    """Spans of some steps: when each part of them ran (mmrl/app/run/step_spans.py)."""
+    warnings_file = Below("warnings.jsonl")
+    versions_file = Below("versions.json")
+    changes_file = Below("changes.jsonl")
+    start_file = Below("started_in.txt")
+    settings_file = Below("settings.json")
+    """Who chose which settings."""
+    samples = Below("samples")
+    media = Below("samples/media")
+    checkpoints = Below("checkpoints")
+    report_file = Below("report.html")
+
     @classmethod
     def create(cls, path: Path | str) -> "RunDir":
         """A new run folder with its versions.json; ValueError if the folder already holds a run."""
@@ -77,66 +96,6 @@ class RunDir:
 
     def exists(self) -> bool:
         return self.config_file.exists() or self.metrics_file.exists()
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def prompt_file(self) -> Path:
-        """The first prompt as the model reads it."""
-        return self.path / "prompt.txt"
-
-    @property
-    def template_file(self) -> Path:
-        """The text around every prompt, and how held-out ones are answered."""
-        return self.path / "prompt_template.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def spans_file(self) -> Path:
-        """Spans of some steps: when each part of them ran (mmrl/app/run/step_spans.py)."""
-        return self.path / "spans.jsonl"
-
-    @property
-    def warnings_file(self) -> Path:
-        return self.path / "warnings.jsonl"
-
-    @property
-    def versions_file(self) -> Path:
-        return self.path / "versions.json"
-
-    @property
-    def changes_file(self) -> Path:
-        return self.path / "changes.jsonl"
-
-    @property
-    def start_file(self) -> Path:
-        return self.path / "started_in.txt"
-
-    @property
-    def settings_file(self) -> Path:
-        """Who chose which settings."""
-        return self.path / "settings.json"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
-
-    @property
-    def media(self) -> Path:
-        return self.samples / "media"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def report_file(self) -> Path:
-        return self.path / "report.html"
 
     def request_file(self, what: str) -> Path:
         """The file that asks for one of REQUESTS."""

@@ -14,7 +14,7 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.beforehand import what_is_missing
-from mmrl.app.run.build import build_policy, held_out_prompts, with_local_model
+from mmrl.app.run.build import build_policy, evaluator_of, held_out_prompts, with_local_model
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.reward_runners import load_rewards, reward_runners
@@ -160,9 +160,8 @@ def prepare(asked: EvaluationPlan, ranks: Ranks, accelerator: Accelerator | None
     policy = revive(asked.config, asked.run, asked.state, to_answer(config), ranks, accelerator)
     nothing_trains = replace(config.algorithm.algorithm, schedule=None, objective=())
     modality.warn_after_load(policy, nothing_trains, config.evaluation, asked.prompts)
-    settings = replace(config.evaluation, num_prompts=len(asked.prompts))
-    sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
-    return Ready(Evaluator(policy, asked.prompts, rewards, settings, sampling, ranks, variants), space)
+    config = replace(config, evaluation=replace(config.evaluation, num_prompts=len(asked.prompts)))
+    return Ready(evaluator_of(config, policy, asked.prompts, rewards, ranks), space)
 
 
 DRAWS = 'has a model that draws, and writes nothing: let it draw with mmrl draw {run} "a prompt"'

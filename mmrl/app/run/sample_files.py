@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,18 +66,10 @@ QUIET = 1e-3
 """A sound that is nowhere louder is drawn flat."""
 
 
-@runtime_checkable
-class MediaFolder(Protocol):
-    """Whoever keeps the pictures of samples in a folder called media."""
-
-    @property
-    def media(self) -> Path: ...
-
-
 def sample_lines(
-    place: MediaFolder, step: int, examples: Examples, split: str, box_space: str | None, whole: bool = False
+    folder: Path, step: int, examples: Examples, split: str, box_space: str | None, whole: bool = False
 ) -> Iterable[Line]:
-    """The lines of one samples file; pictures are written on the way, those that were drawn as they are if `whole`."""
+    """The lines of one samples file; pictures are written to `folder` on the way, those drawn as they are if `whole`."""
     scores, parts = examples.scores, examples.parts
     totals = scores.total().tolist()
     values, status = scores.values.tolist(), scores.status.tolist()
@@ -94,7 +86,7 @@ def sample_lines(
             "answer": as_json(prompt.answer, fallback=str),
             "box_space": box_space,
             "columns": {name: as_json(value) for name, value in prompt.columns.items() if is_json(value)},
-            "media": [store(place, media) for media in prompt.media],
+            "media": [store(folder, media) for media in prompt.media],
         }
         for index, sample in enumerate(group.samples):
             total = totals[row]
@@ -117,18 +109,18 @@ def sample_lines(
                     "answer_boxes": answer_boxes(prompt.answer, sample, shared["media"]),
                     "spans": answer_spans(prompt, sample),
                     "media_sizes": [list(size) for size in sample.media_sizes],
-                    "image": None if sample.image is None else store(place, sample.image, None if whole else MOST_DRAWN),
-                    "video": None if sample.video is None else store_clip(place, sample),
-                    "sound": None if sample.sound is None else store_sound(place, sample),
+                    "image": None if sample.image is None else store(folder, sample.image, None if whole else MOST_DRAWN),
+                    "video": None if sample.video is None else store_clip(folder, sample),
+                    "sound": None if sample.sound is None else store_sound(folder, sample),
                 }
                 | ({"opened": sample.opened} if sample.opened else {})
-                | ({"beside": store(place, sample.beside)} if sample.beside is not None else {})
-                | turn_lines(place, sample)
+                | ({"beside": store(folder, sample.beside)} if sample.beside is not None else {})
+                | turn_lines(folder, sample)
             )
             row += 1
 
 
-def turn_lines(place: MediaFolder, sample: Sample) -> Line:
+def turn_lines(folder: Path, sample: Sample) -> Line:
     """The turns of an episode, and why it ended; nothing for a completion without turns."""
     if not sample.turns:
         return {}
@@ -141,7 +133,7 @@ def turn_lines(place: MediaFolder, sample: Sample) -> Line:
             "facts": as_json(seen.facts),
             "observation": None
             if turn.observation is None
-            else {"role": seen.role, "text": seen.text, "media": [store(place, one) for one in seen.media], "key": seen.key},
+            else {"role": seen.role, "text": seen.text, "media": [store(folder, one) for one in seen.media], "key": seen.key},
         }
         for turn, seen in pairs
     ]
@@ -228,7 +220,7 @@ def first_size(media_sizes: Sequence[Sequence[int]], media: Sequence[Line]) -> M
     return None
 
 
-def store(place: MediaFolder, media: object, most: int | None = MAX_SIDE) -> Line:
+def store(folder: Path, media: object, most: int | None = MAX_SIDE) -> Line:
     """Write a picture, or a strip of a video's frames, under its content's hash: {kind, file, width, height}.
 
     What cannot be drawn becomes {kind: "unknown", file: null, what: its type}. The long side has `most` pixels, None: all.
@@ -240,25 +232,25 @@ def store(place: MediaFolder, media: object, most: int | None = MAX_SIDE) -> Lin
     picture = frames[0] if kind == "picture" else strip(frames)
     data, suffix = image_bytes(picture, most)
     name = hashlib.sha256(data).hexdigest()[:20] + suffix
-    place.media.mkdir(parents=True, exist_ok=True)
-    if not (place.media / name).exists():
-        replace_bytes(place.media / name, data)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / name).exists():
+        replace_bytes(folder / name, data)
     stored: Line = {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
     sound = AUDIO.value_of(media) if kind_of(media) is AUDIO else None
-    heard = {"sound": f"media/{write_sound(place.media, samples_of(sound), Ear().rate).name}"} if isinstance(sound, Audio) else {}
+    heard = {"sound": f"media/{write_sound(folder, samples_of(sound), Ear().rate).name}"} if isinstance(sound, Audio) else {}
     return stored | heard
 
 
-def store_sound(place: MediaFolder, sample: Sample) -> Line:
+def store_sound(folder: Path, sample: Sample) -> Line:
     """A generated sound as its waveform, and the .wav file beside it."""
-    file = write_sound(place.media, sample.sound, sample.rate or Ear().rate)
-    return store(place, sample.sound) | {"sound": f"media/{file.name}"}
+    file = write_sound(folder, sample.sound, sample.rate or Ear().rate)
+    return store(folder, sample.sound) | {"sound": f"media/{file.name}"}
 
 
-def store_clip(place: MediaFolder, sample: Sample) -> Line:
+def store_clip(folder: Path, sample: Sample) -> Line:
     """A generated video as a strip of frames, and beside it as an .mp4 file where its speed is known and its sides are even."""
-    stored = store(place, sample.video)
-    file = write_clip(place.media, sample)
+    stored = store(folder, sample.video)
+    file = write_clip(folder, sample)
     return stored if file is None else stored | {"clip": f"media/{file.name}"}
 
 

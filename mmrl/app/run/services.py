@@ -24,7 +24,7 @@ Service = Any
 """A tracker of accelerate: of tensorboard, wandb or trackio, each with calls of its own."""
 
 
-class AccelerateTrackers:
+class AccelerateTrackers(Callback):
     """TensorBoard, wandb and trackio through accelerate's trackers, with pictures, clips and completions.
 
     All get the same numbers under the same names. TensorBoard writes to `<folder>/tensorboard`, and shows clips as strips of
@@ -64,9 +64,6 @@ class AccelerateTrackers:
         self.samples(step, examples.groups, examples.scores, "eval")
         for name, one in examples.also.items():
             self.samples(step, one.groups, one.scores, f"eval/{name}")
-
-    def after_checkpoint(self, step: int, folder: Path) -> None:
-        """Weights stay on this machine."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self.trackers.values():

@@ -3,8 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 
 from mmrl.runtime.blame import AskedToLeaveError
@@ -52,37 +52,31 @@ class Listener:
             signal.pthread_kill(main, number)
 
 
-@contextmanager
-def listen(stop: Stop) -> Iterator[None]:
-    """Turn signals into requests to `stop`; only in the main thread, for Python allows no handlers elsewhere.
+def listen(stop: Stop) -> AbstractContextManager[None]:
+    """Turn signals into requests to `stop`, in the main thread.
 
     SIGHUP stays ignored where it was when the program started, as under nohup.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    listener = Listener(stop)
-    numbers = [number for number in NUMBERS if number != signal.SIGHUP or not is_ignored(number)]
-    before = {number: signal.signal(number, listener) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    return handled([number for number in NUMBERS if number != signal.SIGHUP or not is_ignored(number)], Listener(stop))
+
+
+def leave_in_order() -> AbstractContextManager[None]:
+    """While a run is built, with nothing to save yet: signals that end the program raise AskedToLeaveError, and it tidies up."""
+    return handled([number for number in LEAVING if not is_ignored(number)], leave)
 
 
 @contextmanager
-def leave_in_order() -> Iterator[None]:
-    """While a run is built, with nothing to save yet: signals that end the program raise AskedToLeaveError, and it tidies up."""
+def handled(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Give signals to a handler; only in the main thread, for Python allows no handlers elsewhere."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, leave) for number in LEAVING if not is_ignored(number)}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number, usual in before.items():
+            signal.signal(number, signal.SIG_DFL if usual is None else usual)
 
 
 def leave(number: int, frame: FrameType | None) -> None:

@@ -11,14 +11,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from pathlib import Path
 from statistics import median
 from threading import Lock, current_thread, get_ident
 from typing import NamedTuple
 
 from mmrl.app.run.folder import RunDir, append_line
 from mmrl.runtime.spans import tell_of_spans
-from mmrl.training.callbacks import Examples
+from mmrl.training.callbacks import Callback, Examples
 
 STEP = "step"
 """The span around all others."""
@@ -71,7 +70,7 @@ class ThreadLane:
         return [(name, begun - start, ended - begun) for name, begun, ended in found if ended > begun]
 
 
-class StepSpans:
+class StepSpans(Callback):
     """Writes a line for every step up to 63, then for fewer and fewer, and for every slow one."""
 
     def __init__(self, run: RunDir) -> None:
@@ -120,15 +119,6 @@ class StepSpans:
             append_line(self.file, line | ({"beside": beside} if any(beside.values()) else {}))
         self._recent.append(self._seconds)
         self.is_first = False
-
-    def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
-        """It lies between steps."""
-
-    def after_checkpoint(self, step: int, folder: Path) -> None:
-        """It lies between steps."""
-
-    def close(self) -> None:
-        """Every line is on disk already."""
 
 
 def rows_of(spans: Iterable[tuple[str, float, float]]) -> list[list[str | float]]:

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -14,6 +13,7 @@ from mmrl.app.errors import Lines, Terminal, printable
 from mmrl.app.files import replace_text
 from mmrl.app.run.folder import RunDir, also_split, as_text
 from mmrl.app.run.sample_files import sample_lines
+from mmrl.app.toml.tables import dotted_key, leaves
 from mmrl.training.callbacks import Callback, Examples
 from mmrl.training.measure import PHASES
 
@@ -34,7 +34,7 @@ KEY_FIGURES = (
 
 
 @dataclass(frozen=True)
-class JsonlTracker:
+class JsonlTracker(Callback):
     """metrics.jsonl and samples/ of the run folder; every run has it."""
 
     run: RunDir
@@ -52,36 +52,22 @@ class JsonlTracker:
         for name, one in examples.also.items():
             self.write(step, one, also_split(name))
 
-    def after_checkpoint(self, step: int, folder: Path) -> None:
-        """The folder says it all."""
-
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.append(step, metrics)
 
     def write(self, step: int, examples: Examples, split: str) -> None:
         """The samples file of a step."""
         self.run.samples.mkdir(parents=True, exist_ok=True)
-        lines = sample_lines(self.run, step, examples, split, self.box_space)
+        lines = sample_lines(self.run.media, step, examples, split, self.box_space)
         replace_text(self.run.samples_file(split, step), "".join(map(as_text, lines)))
 
-    def close(self) -> None:
-        """Every line is on disk already."""
 
-
-def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, str | int | float | bool]:
+def flat(config: Mapping[str, object]) -> dict[str, str | int | float | bool]:
     """Nested tables as dotted names, those in lists by their number; other lists become one string."""
-    found: dict[str, str | int | float | bool] = {}
-    for name, value in config.items():
-        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-            value = {str(i): one for i, one in enumerate(value)}
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value if isinstance(value, str | int | float | bool) else str(value)
-    return found
+    return {dotted_key(path): one if isinstance(one, str | int | float | bool) else str(one) for path, one in leaves(config)}
 
 
-class Progress:
+class Progress(Callback):
     """A progress bar with the step's key figures, speed and time left; plain lines where there is no terminal."""
 
     def __init__(
@@ -139,9 +125,6 @@ class Progress:
             ]
             text = f"step {step}  held out{f', {way}' if way else ''}: {'  '.join(shown)}"
             self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-    def after_checkpoint(self, step: int, folder: Path) -> None:
-        """Only the end of a run names its folder."""
 
     def close(self) -> None:
         if self.console.is_terminal:

@@ -115,7 +115,7 @@ def test_pictures_are_small_and_stored_once(tmp_path: Path) -> None:
 
 def test_a_picture_of_which_every_pixel_counts_is_kept_whole(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
-    kept, small, drawn = (store(run, PHOTO.resize((1300, 900)), most) for most in (None, 512, 1024))
+    kept, small, drawn = (store(run.media, PHOTO.resize((1300, 900)), most) for most in (None, 512, 1024))
     with Image.open(run.samples / kept["file"]) as whole:
         assert whole.format == "PNG" and whole.tobytes() == PHOTO.resize((1300, 900)).tobytes()
     sizes = [Image.open(run.samples / one["file"]).size for one in (small, drawn)]

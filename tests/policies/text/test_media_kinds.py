@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,7 +233,6 @@ def test_tones_travel_to_rewards_and_engines_and_lie_beside_samples(tiny, tmp_pa
     assert name == "Tone" and prompt.media[0].file not in str(digest)
 
     scores = Scores(("r",), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1))
-    place: Any = SimpleNamespace(media=tmp_path / "media")
-    [line] = sample_files.sample_lines(place, 1, Examples([group], scores), "train", None)
+    [line] = sample_files.sample_lines(tmp_path / "media", 1, Examples([group], scores), "train", None)
     assert [(one["kind"], one["width"], one["height"]) for one in line["media"]] == [("tone", 48, 8), ("tone", 32, 8)]
     assert pictures(policy, prompt, []) == []
