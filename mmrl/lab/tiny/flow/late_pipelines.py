@@ -4,13 +4,11 @@ from collections.abc import Callable
 
 from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer, hub, model_of, rope
 from mmrl.lab.tiny.flow.pipeline_parts import (
-    HEADS,
-    LATENTS,
     QWEN_TEMPLATE,
     autoencoder,
-    clip_autoencoder,
     clip_reader,
     halving_autoencoder,
+    network,
     scheduler,
     t5_reader,
 )
@@ -52,23 +50,9 @@ def gemma2(**settings: object) -> Kwargs:
 def z_image() -> HubObject:
     """A Z-Image with Qwen3."""
     tokenizer = chat_tokenizer()
-    transformer = hub(
-        "ZImageTransformer2DModel",
-        all_patch_size=(2,),
-        all_f_patch_size=(1,),
-        in_channels=LATENTS,
-        dim=32,
-        n_layers=2,
-        n_refiner_layers=1,
-        n_heads=2,
-        n_kv_heads=2,
-        cap_feat_dim=HIDDEN,
-        axes_dims=[8, 4, 4],
-        axes_lens=[1024, 32, 32],
-    )
     return hub(
         "ZImagePipeline",
-        transformer=transformer,
+        transformer=network("ZImageTransformer2DModel"),
         vae=autoencoder(),
         scheduler=scheduler(shift=3.0),
         text_encoder=hub("Qwen3Model", hub("Qwen3Config", **qwen3(tokenizer, 2))),
@@ -78,18 +62,7 @@ def z_image() -> HubObject:
 
 def flux2_parts(embeds_guidance: bool) -> Kwargs:
     """Transformer, autoencoder and scheduler of a FLUX.2."""
-    transformer = hub(
-        "Flux2Transformer2DModel",
-        patch_size=1,
-        in_channels=4 * LATENTS,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=3 * HIDDEN,
-        axes_dims_rope=[4, 4, 4, 4],
-        guidance_embeds=embeds_guidance,
-    )
+    transformer = network("Flux2Transformer2DModel", guidance_embeds=embeds_guidance)
     vae = halving_autoencoder("AutoencoderKLFlux2", sample_size=32, layers_per_block=1)
     vae.bn.running_mean.normal_(0, 0.3)
     vae.bn.running_var.uniform_(0.5, 2)
@@ -126,28 +99,10 @@ def krea2(is_distilled: bool = False) -> HubObject:
         text_config={**qwen3(tokenizer, 2), "rope_parameters": rope(2, 1, 1), "pad_token_id": tokenizer.pad_token_id},
         vision_config={**vision, "deepstack_visual_indexes": [0]},
     )
-    transformer = hub(
-        "Krea2Transformer2DModel",
-        in_channels=4 * LATENTS,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        timestep_embed_dim=8,
-        text_hidden_dim=HIDDEN,
-        num_text_layers=3,
-        text_num_attention_heads=2,
-        text_num_key_value_heads=1,
-        text_intermediate_size=16,
-        num_layerwise_text_blocks=1,
-        num_refiner_text_blocks=1,
-        axes_dims_rope=(4, 2, 2),
-    )
     return hub(
         "Krea2Pipeline",
-        transformer=transformer,
-        vae=clip_autoencoder(),
+        transformer=network("Krea2Transformer2DModel"),
+        vae=network("AutoencoderKLQwenImage"),
         text_encoder=hub("Qwen3VLModel", config),
         tokenizer=tokenizer,
         text_encoder_select_layers=(0, 1, 2),
@@ -161,29 +116,10 @@ def qwen_image21() -> HubObject:
     text, processor = qwen3_vl()
     draw_weights(text)
     processor.image_processor.size["shortest_edge"] = 32 * 32
-    transformer = hub(
-        "QwenImage21Transformer2DModel",
-        in_channels=LATENTS,
-        out_channels=LATENTS,
-        num_layers=2,
-        context_in_dim=32,
-        axes_dims_rope=(4, 6, 6),
-        **HEADS,
-    )
-    vae = hub(
-        "AutoencoderKLQwenImage21",
-        base_dim=8,
-        decoder_base_dim=8,
-        z_dim=LATENTS,
-        dim_mult=[1, 1, 1, 1, 1],
-        num_res_blocks=1,
-        latents_mean=[0.1, 0.0, -0.1, 0.2],
-        latents_std=[1.0, 0.9, 1.1, 1.2],
-    )
     return hub(
         "QwenImage21Pipeline",
-        transformer=transformer,
-        vae=vae,
+        transformer=network("QwenImage21Transformer2DModel"),
+        vae=network("AutoencoderKLQwenImage21"),
         text_encoder=text,
         processor=processor,
         scheduler=scheduler(use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02),
@@ -192,21 +128,9 @@ def qwen_image21() -> HubObject:
 
 def chroma() -> HubObject:
     """A Chroma with a T5."""
-    transformer = hub(
-        "ChromaTransformer2DModel",
-        in_channels=4 * LATENTS,
-        num_layers=1,
-        num_single_layers=1,
-        joint_attention_dim=32,
-        axes_dims_rope=[4, 4, 8],
-        approximator_hidden_dim=32,
-        approximator_layers=1,
-        approximator_num_channels=16,
-        **HEADS,
-    )
     return hub(
         "ChromaPipeline",
-        transformer=transformer,
+        transformer=network("ChromaTransformer2DModel"),
         vae=autoencoder(),
         scheduler=scheduler(),
         **t5_reader(),
@@ -215,56 +139,17 @@ def chroma() -> HubObject:
 
 def lumina2() -> HubObject:
     """A Lumina-Image 2, whose pipeline expects an autoencoder that halves both sides three times."""
-    transformer = hub(
-        "Lumina2Transformer2DModel",
-        sample_size=4,
-        in_channels=LATENTS,
-        hidden_size=32,
-        num_layers=1,
-        num_refiner_layers=1,
-        num_attention_heads=2,
-        num_kv_heads=1,
-        multiple_of=16,
-        axes_dim_rope=[8, 4, 4],
-        cap_feat_dim=8,
-    )
     return hub(
         "Lumina2Pipeline",
-        transformer=transformer,
+        transformer=network("Lumina2Transformer2DModel"),
         vae=halving_autoencoder("AutoencoderKL", 3, sample_size=16, scaling_factor=1.5, shift_factor=0.06),
         scheduler=scheduler(shift=6.0),
         **gemma2(),
     )
 
 
-def ddim() -> HubObject:
-    """Stable Diffusion's noise schedule."""
-    return hub(
-        "DDIMScheduler",
-        beta_start=0.00085,
-        beta_end=0.012,
-        beta_schedule="scaled_linear",
-        clip_sample=False,
-        set_alpha_to_one=False,
-        steps_offset=1,
-    )
-
-
 def unet(width: int, **settings: object) -> HubObject:
-    return hub(
-        "UNet2DConditionModel",
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        sample_size=16,
-        in_channels=LATENTS,
-        out_channels=LATENTS,
-        norm_num_groups=4,
-        attention_head_dim=4,
-        cross_attention_dim=width,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        **settings,
-    )
+    return network("UNet2DConditionModel", cross_attention_dim=width, **settings)
 
 
 def sd15() -> HubObject:
@@ -273,7 +158,7 @@ def sd15() -> HubObject:
         "StableDiffusionPipeline",
         unet=unet(32),
         vae=autoencoder(),
-        scheduler=ddim(),
+        scheduler=network("DDIMScheduler"),
         **clip_reader(projects=False),
         safety_checker=None,
         feature_extractor=None,
@@ -292,7 +177,7 @@ def sdxl() -> HubObject:
         "StableDiffusionXLPipeline",
         unet=unet(64, **added),
         vae=autoencoder(),
-        scheduler=ddim(),
+        scheduler=network("DDIMScheduler"),
         **clip_reader(projects=False),
         **clip_reader("_2"),
         add_watermarker=False,

@@ -1,7 +1,10 @@
 """Parts that tiny pipelines share: tokenizers, text encoders, autoencoders and schedulers of the real classes."""
 
 import string
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
 from mmrl.lab.tiny.byte_tokens import VISION, HubObject, Kwargs, hub, letters, model_of, own_ids, rope, token_ids
 from mmrl.lab.tiny.tokenizer import qwen_ids
@@ -10,12 +13,22 @@ CLIP_TOKENS = 32
 """Prompts of the CLIP encoders end here."""
 LATENTS = 4
 """Channels."""
-HEADS: Kwargs = {"attention_head_dim": 16, "num_attention_heads": 2}
 QWEN_TEMPLATE = (
     "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
     "objects and background:\nuser\n"
 )
 """The text that Qwen-Image writes before a prompt and cuts off again by its 34 tokens: here, too, every word must be one."""
+
+
+@cache
+def networks() -> Mapping[str, Kwargs]:
+    """networks.toml: class of diffusers -> its settings here."""
+    return tomllib.loads(Path(__file__).with_name("networks.toml").read_text(encoding="utf-8"))
+
+
+def network(name: str, **others: object) -> HubObject:
+    """An object of a class of diffusers with the settings of networks.toml, and others."""
+    return hub(name, **networks()[name], **others)
 
 
 def scheduler(**settings: object) -> HubObject:
@@ -39,20 +52,6 @@ def halving_autoencoder(name: str, times: int = 1, **settings: object) -> HubObj
         use_quant_conv=False,
         use_post_quant_conv=False,
         **settings,
-    )
-
-
-def clip_autoencoder() -> HubObject:
-    """Qwen-Image's autoencoder, which is a video's and halves both sides twice."""
-    return hub(
-        "AutoencoderKLQwenImage",
-        base_dim=8,
-        z_dim=LATENTS,
-        dim_mult=[1, 2, 2],
-        num_res_blocks=1,
-        temperal_downsample=[False, True],
-        latents_mean=[0.1, -0.1, 0.2, 0.0],
-        latents_std=[0.9, 1.1, 1.0, 1.2],
     )
 
 

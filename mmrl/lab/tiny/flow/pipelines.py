@@ -10,23 +10,18 @@ from pathlib import Path
 import torch
 
 from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, hub, processor_of
-from mmrl.lab.tiny.flow.hunyuan import HUNYUAN_PIPELINES
+from mmrl.lab.tiny.flow.clip_pipelines import CLIP_PIPELINES
 from mmrl.lab.tiny.flow.late_pipelines import LATE_PIPELINES
-from mmrl.lab.tiny.flow.ltx2 import ltx2
 from mmrl.lab.tiny.flow.pipeline_parts import (
-    HEADS,
-    LATENTS,
     QWEN_TEMPLATE,
     autoencoder,
-    clip_autoencoder,
     clip_reader,
+    network,
     qwen_encoder,
     scheduler,
     t5_reader,
 )
-from mmrl.lab.tiny.flow.sana import SANA_PIPELINES
 from mmrl.lab.tiny.flow.sound import SOUND_PIPELINES
-from mmrl.lab.tiny.flow.wan import WAN_PIPELINES
 from mmrl.lab.tiny.text.vlms import draw_weights
 from mmrl.lab.tiny.tokenizer import qwen_tokenizer
 
@@ -67,22 +62,9 @@ def calm(network: HubObject) -> None:
 
 def sd3() -> HubObject:
     """A Stable Diffusion 3 with two CLIP encoders and no T5."""
-    transformer = hub(
-        "SD3Transformer2DModel",
-        sample_size=8,
-        patch_size=2,
-        in_channels=LATENTS,
-        out_channels=LATENTS,
-        num_layers=2,
-        joint_attention_dim=64,
-        caption_projection_dim=32,
-        pooled_projection_dim=64,
-        pos_embed_max_size=16,
-        **HEADS,
-    )
     return hub(
         "StableDiffusion3Pipeline",
-        transformer=transformer,
+        transformer=network("SD3Transformer2DModel"),
         scheduler=scheduler(shift=3.0),
         vae=autoencoder(),
         **clip_reader(),
@@ -95,21 +77,9 @@ def sd3() -> HubObject:
 
 def flux() -> HubObject:
     """A FLUX with the guidance as an input, as in FLUX.1-dev."""
-    transformer = hub(
-        "FluxTransformer2DModel",
-        patch_size=1,
-        in_channels=4 * LATENTS,
-        num_layers=1,
-        num_single_layers=1,
-        joint_attention_dim=32,
-        pooled_projection_dim=32,
-        guidance_embeds=True,
-        axes_dims_rope=(4, 4, 8),
-        **HEADS,
-    )
     return hub(
         "FluxPipeline",
-        transformer=transformer,
+        transformer=network("FluxTransformer2DModel"),
         scheduler=scheduler(use_dynamic_shifting=True),
         vae=autoencoder(),
         **clip_reader(projects=False),
@@ -119,20 +89,10 @@ def flux() -> HubObject:
 
 def qwen_image() -> HubObject:
     """A Qwen-Image: Qwen2.5-VL reads the prompt, the autoencoder is a video's, and steps end at sigma 0.02."""
-    tokenizer, vae = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500), clip_autoencoder()
-    transformer = hub(
-        "QwenImageTransformer2DModel",
-        patch_size=2,
-        in_channels=4 * LATENTS,
-        out_channels=LATENTS,
-        num_layers=2,
-        joint_attention_dim=32,
-        axes_dims_rope=(4, 6, 6),
-        **HEADS,
-    )
+    tokenizer, vae = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500), network("AutoencoderKLQwenImage")
     return hub(
         "QwenImagePipeline",
-        transformer=transformer,
+        transformer=network("QwenImageTransformer2DModel"),
         scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.02),
         vae=vae,
         text_encoder=qwen_encoder(tokenizer),
@@ -165,11 +125,6 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     "qwen_edit": lambda: qwen_edit_of(qwen_image()),
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
     **LATE_PIPELINES,
-    **SANA_PIPELINES,
-    **HUNYUAN_PIPELINES,
-    "ltx2": ltx2,
-    "ltx23": lambda: ltx2(newer=True),
-    "ltx2_i2v": lambda: ltx2(kind="LTX2ImageToVideoPipeline"),
-    **WAN_PIPELINES,
+    **CLIP_PIPELINES,
     **SOUND_PIPELINES,
 }

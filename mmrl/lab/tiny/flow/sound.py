@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mmrl.lab.tiny.byte_tokens import HubObject, byte_tokenizer, hub
-from mmrl.lab.tiny.flow.pipeline_parts import scheduler
+from mmrl.lab.tiny.flow.pipeline_parts import network, scheduler
 
 WIDTH, TOKENS = 16, 48
 """Of the text encoder; tokens of a prompt."""
@@ -52,32 +52,8 @@ def stable_audio3() -> HubObject:
     """A Stable Audio 3 of 16 samples a second, four of them a latent."""
     tokenizer = byte_tokenizer({})
     tokenizer.padding_side, tokenizer.model_max_length = "right", TOKENS
-    transformer = hub(
-        "StableAudio3DiTModel",
-        io_channels=8,
-        embed_dim=32,
-        depth=2,
-        num_heads=4,
-        cond_token_dim=WIDTH,
-        global_cond_dim=WIDTH,
-        local_add_cond_dim=5,
-        timestep_features_dim=16,
-        ff_mult=2,
-        num_memory_tokens=3,
-    )
-    vae = hub(
-        "AutoencoderSAME",
-        patch_size=2,
-        encoder_channels=8,
-        encoder_c_mults=(2,),
-        encoder_strides=(2,),
-        encoder_transformer_depths=(1,),
-        latent_dim=8,
-        use_differential_attention=False,
-        dim_heads=4,
-        ff_mult=2,
-        sampling_rate=16,
-    )
+    transformer = network("StableAudio3DiTModel")
+    vae = network("AutoencoderSAME")
     open_branches(vae)
     return hub(
         "StableAudio3Pipeline",
