@@ -39,7 +39,7 @@ from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.served import server_model
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
-from mmrl.policies.text.write.generate import Completions, LocalGenerator
+from mmrl.policies.text.write.generate import Completions, Generator, LocalGenerator
 from mmrl.runtime.blame import EngineUnavailableError
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import stack_ragged
@@ -54,7 +54,7 @@ def text_parts(config: TextPolicyConfig, worlds: Worlds | None = None) -> TextPa
     return parts if engine is None else replace(parts, generator=lambda host: VllmGenerator(host, engine, limits))
 
 
-class VllmGenerator:
+class VllmGenerator(Generator):
     """Writes in vLLM servers; locally under weights other than the live ones, under views, and for clips a server would misread.
 
     Nothing is started or asked before `follow` is called first.

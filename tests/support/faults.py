@@ -16,6 +16,7 @@ from mmrl.core.types import Group, Prompt, Rollouts
 from mmrl.policies.shared import hypotheses as common
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters
 from mmrl.policies.shared.weights import Weights
+from mmrl.policies.text.write.generate import Generator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
@@ -162,11 +163,13 @@ def half(on: bool) -> Change:
 
 
 @dataclass
-class Around:
+class Around(Generator):
     """A generator that does something around another one."""
 
     inner: Any
-    exact: bool = True
+
+    def write_all(self, parts: Any) -> list[Any]:
+        return [self.write(*part) for part in parts]
 
     def follow(self, weights: Weights, version: int) -> None:
         self.inner.follow(weights, version)

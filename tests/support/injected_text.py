@@ -17,6 +17,7 @@ from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read import evaluate
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.video.sampling import VideoSettings
+from tests.support.faults import Around
 from tests.support.injected import (
     Change,
     Injected,
@@ -93,16 +94,12 @@ def sampled_behind(change: Callable[[Encoded], Encoded]) -> Change:
     """Sampling sees the prompts like this."""
 
     def changed(policy: TextPolicy, patch: pytest.MonkeyPatch) -> None:
-        right = policy.generator
+        class Wrong(Around):
+            def write(self, *asked: Any, **_: Any) -> Any:
+                prompts, *rest = asked
+                return self.inner.write(list(map(change, prompts)), *rest)
 
-        class Wrong:
-            exact = True
-            follow = staticmethod(right.follow)
-
-            def write(self, prompts: Sequence[Encoded], *rest: Any) -> Any:
-                return right.write(list(map(change, prompts)), *rest)
-
-        patch.setattr(policy, "generator", Wrong())
+        patch.setattr(policy, "generator", Wrong(policy.generator))
 
     return changed
 

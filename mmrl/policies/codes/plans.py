@@ -15,7 +15,6 @@ from torch import Tensor
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.types import Rollouts
 from mmrl.policies.codes.net import CodeNet
-from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.check.diagnose import CachedReplay
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
@@ -25,8 +24,8 @@ from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace, append
 from mmrl.policies.text.write.draft import Stops
-from mmrl.policies.text.write.episodes import number_of
 from mmrl.policies.text.write.generate import Completions, Generation, Generator, LocalGenerator
+from mmrl.policies.text.write.rollout import number_of
 from mmrl.runtime.tensors import pad_actions, stack_ragged
 
 MARK = "\ue000"
@@ -99,17 +98,13 @@ def plan_writer(host: TextHost) -> LocalGenerator:
 
 
 @dataclass(frozen=True)
-class PlannedGenerator:
+class PlannedGenerator(Generator):
     """Writes plans of at most `length` tokens, and codes behind each."""
 
     framing: Framing
     plans: Generator
     codes: Generator
     length: int
-    exact: bool = True
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """Nothing to do: both write with the live weights."""
 
     def write(
         self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[tuple[int, int]], sampling: Sampling

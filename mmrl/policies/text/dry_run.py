@@ -25,7 +25,6 @@ from mmrl.policies.shared.quantized.host import rest_on_host
 from mmrl.policies.shared.quantized.layer import SCALES_OF, nf4_layers
 from mmrl.policies.shared.quantized.load import put_stored
 from mmrl.policies.shared.quantized.stored import method_of
-from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import in_4_bits, loading
 from mmrl.policies.text.dry_worlds import DryWorlds, OneReading
 from mmrl.policies.text.families import Family, Media, family_of
@@ -42,7 +41,7 @@ from mmrl.policies.text.read.distance import STATES, ComparedRows
 from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig, TextTeacher
-from mmrl.policies.text.write.generate import Completions, Generation, LocalGenerator, draw
+from mmrl.policies.text.write.generate import Completions, Generation, Generator, LocalGenerator, Seed, draw
 from mmrl.policies.text.write.read_on import parted, usable
 
 DOUBT = {"logprobs": -1.0, "entropy": 1.0, "lead": 0.5}
@@ -81,12 +80,7 @@ def meta_model(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_
         if config.lora is not None and not frozen:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
         loading.add_head(model, config.scores, Path())
-    if frozen:
-        model.requires_grad_(False)
-    else:
-        loading.freeze(model, family, config.freeze)
-    if config.gradient_checkpointing:
-        loading.checkpoint_layers(model)
+    loading.settle(model, family, config, frozen)
     join_windows(model)
     fake_weights(model)
     return model.eval(), family
@@ -113,28 +107,20 @@ def attend_to_all(
 
 
 @dataclass
-class DryGenerator:
+class DryGenerator(Generator):
     """Writes one letter `length` times, another for each sample of a request, and counts what a model would have been asked."""
 
     inner: LocalGenerator
     length: int
     log: CallLog
     largest: Generation | None = None
-    exact: bool = True
     ends_turns: bool = False
     """Do completions count as finished, so that worlds answer them?"""
     compared: bool = True
     """May its completions be the largest?"""
 
-    def follow(self, weights: Weights, version: int) -> None:
-        """There are no weights."""
-
     def write(
-        self,
-        prompts: Sequence[Encoded],
-        prompt_index: Sequence[int],
-        seeds: Sequence[tuple[int, int]],
-        sampling: Sampling,
+        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
     ) -> Completions:
         work = self.inner.generation(prompts, prompt_index, seeds, sampling)
         n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mmrl.policies.shared.lora import (
     ADAPTER,
@@ -95,16 +95,10 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
         add_teachers(adapter, config.teachers)
     switch_casts(casting_layers(model.modules()), on=config.dtype == "float32")
     add_head(model, config.scores, weights_folder(config.model))
-    if frozen:
-        model.requires_grad_(False)
-    else:
-        freeze(model, family, config.freeze)
+    settle(model, family, config, frozen)
     if config.lora is not None and config.lora.adapter is None and config.lora.targets != "auto":
         say_where(model, family, config.lora)
-    if config.gradient_checkpointing:
-        checkpoint_layers(model)
-    model.eval()
-    return Loaded(model, processor, family, adapter, stop_tokens(model, processor.tokenizer), packs)
+    return Loaded(model.eval(), processor, family, adapter, stop_tokens(model, processor.tokenizer), packs)
 
 
 def read_processor(config: TextPolicyConfig, family: Family) -> Any:
@@ -329,11 +323,18 @@ def freeze(model: Any, family: Family, parts: tuple[str, ...]) -> None:
         raise ValueError(f"policy.freeze = {list(parts)} leaves nothing to train: remove one of them")
 
 
-def checkpoint_layers(model: nn.Module) -> None:
-    """Let layers be computed again in the backward pass, in training mode."""
-    # Renamed within transformers 5.
-    renamed = hasattr(model, "activation_checkpointing_enable")
-    getattr(model, "activation_checkpointing_enable" if renamed else "gradient_checkpointing_enable")({"use_reentrant": False})
+def settle(model: Any, family: Family, config: TextPolicyConfig, frozen: bool) -> None:
+    """Say what trains, and whether layers are computed again in the backward pass; raises what `freeze` does."""
+    if frozen:
+        model.requires_grad_(False)
+    else:
+        freeze(model, family, config.freeze)
+    if config.gradient_checkpointing:
+        # Renamed within transformers 5.
+        renamed = hasattr(model, "activation_checkpointing_enable")
+        getattr(model, "activation_checkpointing_enable" if renamed else "gradient_checkpointing_enable")(
+            {"use_reentrant": False}
+        )
 
 
 def stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -360,14 +361,11 @@ def writer_of(model: Any, adapter: Any | None) -> Callable[[Path], None]:
     """Gather what a folder of the model holds, or of its adapter alone, and return what writes it. Every process must call it."""
     held = model.state_dict(keep_vars=True)
     scoring = {name.removeprefix(HEAD): whole(held.pop(name)) for name in list(held) if name.startswith(HEAD)}
-    write = writer_of_model(model, adapter, held)
-    return partial(save_with_head, write, model.score_head.axes, scoring) if scoring else write
-
-
-def writer_of_model(model: Any, adapter: Any | None, held: Mapping[str, Tensor]) -> Callable[[Path], None]:
     if adapter is None:
-        return partial(model.save_pretrained, state_dict={name: whole(weight) for name, weight in held.items()})
-    # A frozen part of an adapter belongs to it too; the model's own weights need no copy.
-    own = {name: weight for name, weight in held.items() if is_own(name) or weight.requires_grad}
-    weights = {f"base_model.model.{name}": whole(weight) for name, weight in own.items()}
-    return partial(adapter.save_pretrained, state_dict=weights, save_embedding_layers=False, selected_adapters=[ADAPTER])
+        write = partial(model.save_pretrained, state_dict={name: whole(weight) for name, weight in held.items()})
+    else:
+        # A frozen part of an adapter belongs to it too; the model's own weights need no copy.
+        own = {name: weight for name, weight in held.items() if is_own(name) or weight.requires_grad}
+        weights = {f"base_model.model.{name}": whole(weight) for name, weight in own.items()}
+        write = partial(adapter.save_pretrained, state_dict=weights, save_embedding_layers=False, selected_adapters=[ADAPTER])
+    return partial(save_with_head, write, model.score_head.axes, scoring) if scoring else write

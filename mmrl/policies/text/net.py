@@ -263,10 +263,6 @@ class TextNet(nn.Module):
             return [look_apart(self.family, self.core, one, self.device) for one in media]
         return self.features.look(self.core, media, self.device)
 
-    def on_device(self, media: Media) -> Media:
-        """Pictures of one prompt on the device of the model."""
-        return {name: to_device(x, self.device) for name, x in media.items()}
-
     def vision(self, media: Sequence[Media], shown: Sequence[int]) -> Mapping[str, object]:
         """Forward arguments that show media[k] for every k in `shown`, in that order; the vision tower sees each once."""
         if not any(media):
@@ -282,7 +278,8 @@ class TextNet(nn.Module):
         for kind in KINDS:
             own = [kinds.get(kind, {}) for kinds in split]
             if any(own):
-                features = self.family.look(self.core, kind, [self.on_device(one) for one in own])
+                here = [{name: to_device(x, self.device) for name, x in one.items()} for one in own]
+                features = self.family.look(self.core, kind, here)
                 starts = torch.tensor([0, *(self.family.entries(one, kind) for one in media)]).cumsum(0).tolist()
                 index = [entry for i in shown for entry in range(starts[i], starts[i + 1])]
                 outputs[kind] = pick_entries(features, index)

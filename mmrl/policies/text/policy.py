@@ -33,7 +33,7 @@ from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.read.distance import COMPARED, ComparedRows
-from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation, evaluation_of
+from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation, evaluation_of, trace_of_nothing
 from mmrl.policies.text.read.looks.rewritten import LOOKS, look
 from mmrl.policies.text.read.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
 from mmrl.policies.text.read.packable import shares_prompts
@@ -41,10 +41,10 @@ from mmrl.policies.text.read.shown import Shown, show, show_rows
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.teachers import Teachers, refuse_other_tokens
-from mmrl.policies.text.trace import TextTrace, append, join, trace_of_nothing
+from mmrl.policies.text.trace import TextTrace, append, join
 from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.episodes import Player
-from mmrl.policies.text.write.generate import HotSampling, Part, rest, wake, write_all
+from mmrl.policies.text.write.generate import HotSampling, Part
 from mmrl.policies.text.write.given import write_given
 from mmrl.policies.text.write.rollout import (
     CompletionRow,
@@ -52,6 +52,7 @@ from mmrl.policies.text.write.rollout import (
     assemble,
     by_weights,
     check_sampling,
+    chunks_of,
     rows_of,
     tokens_of,
     vocabulary_of,
@@ -169,7 +170,7 @@ class TextPolicy(PolicyHooks):
         """
         sampling = check_sampling(sampling, self.config.sampling)
         rows, prompts = rows_of(requests, self.encode, self.shadows | {"policy"}, self.views, self.parts.worlds)
-        wake(self.generator)
+        self.generator.wake()
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
@@ -198,7 +199,7 @@ class TextPolicy(PolicyHooks):
         Raises ValueError for a quantity, model or view that this policy does not have.
         """
         assert isinstance(trace, TextTrace)
-        rest(self.generator)
+        self.generator.rest()
         models, views, out = self.shadows | {"policy"} | self.teachers.models, {"plain", *self.views}, dict[Reading, Tensor]()
         for (model, view, temperature, target), asked in by_weights(readings, self.offers, models, frozenset(views)).items():
             names, rows = {reading.quantity for reading in asked}, trace.at(temperature)
@@ -282,7 +283,7 @@ class TextPolicy(PolicyHooks):
 
     def _write(self, chunks: Sequence[Sequence[CompletionRow]], prompts: PromptCache, sampling: Sampling) -> list[int]:
         """Draw chunks of rows of one temperature; returns the versions of the weights that wrote. Without rows, keep step."""
-        written = write_all(self.generator, (part_of(rows, prompts, sampling, self) for rows in chunks))
+        written = self.generator.write_all(part_of(rows, prompts, sampling, self) for rows in chunks)
         versions = list[int]()
         for rows, completions in zip(chunks, written, strict=True):
             for i, row in enumerate(rows):
@@ -296,7 +297,9 @@ class TextPolicy(PolicyHooks):
 
     def shown(self, trace: TextTrace, view: str) -> Shown:
         """Compact rows, and their prompts under a view."""
-        rows = replace(trace.compact(), packed=self.reads_packed(trace), told=trace.told if view != "plain" else ())
+        rows = replace(trace.compact(), packed=self.reads_packed(trace))
+        if view == "plain":
+            return replace(rows, told=()), list(rows.prompts)
         return show_rows(rows, lambda prompt, told: show(prompt, view, self.views, self.encode, told))
 
     def evaluate(
@@ -308,8 +311,7 @@ class TextPolicy(PolicyHooks):
         (count, width), rows, chosen = mask.shape, trace, mask
         if count == 0:
             # Other processes wait for this one's forward and backward.
-            trace, view = trace_of_nothing(trace, self.stand_in(), next(iter(self.eos_token_ids), 0)), "plain"
-            mask = torch.zeros(1, 1, dtype=torch.bool)
+            (trace, mask), view = trace_of_nothing(self, trace.packed), "plain"
         work = self.evaluation(*self.shown(trace, view), mask, quantities)
         if target is not None and COMPARED & set(quantities):
             work = ComparedRows(**vars(work), other=self.teachers.other(target, rows.compact(), chosen))
@@ -359,7 +361,7 @@ def part_of(rows: Sequence[CompletionRow], prompts: PromptCache, sampling: Sampl
 
 def begin(prompt: Encoded, view: str, begun: tuple[int, ...], policy: TextPolicy) -> Encoded:
     """The prompt under a view, with the beginning of a completion behind it."""
-    shown = show(prompt, view, policy.views, policy.encode)
+    shown = prompt if view == "plain" else show(prompt, view, policy.views, policy.encode)
     return append(shown, begun) if begun else shown
 
 
@@ -371,17 +373,11 @@ def by_turns(rows: Sequence[CompletionRow], worlds: Worlds | None) -> tuple[list
 
 
 def split_rows(rows: Sequence[CompletionRow], size: int, prompts: PromptCache | None) -> list[Sequence[CompletionRow]]:
-    """Rows of one temperature, or one rule, `size` at a time; those at the run's own first.
-
-    Of several chunks those with the longest prompts come first, if known by then, so that rows need little padding.
-    """
-    chunks: list[Sequence[CompletionRow]] = []
-    for tempering in dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)]):
-        alike = [row for row in rows if row.request.tempering == tempering]
-        if len(alike) > size and prompts is not None:
-            alike.sort(key=lambda row: -(len(prompts[row.shown]) + len(row.tokens)))
-        chunks += [alike[start : start + size] for start in range(0, len(alike), size)]
-    return chunks
+    """Rows of one temperature, or one rule, in chunks; those at the run's own first. None: lengths are not known yet."""
+    length = None if prompts is None else lambda row: len(prompts[row.shown]) + len(row.tokens)
+    kinds = dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)])
+    alike = ([row for row in rows if row.request.tempering == tempering] for tempering in kinds)
+    return [chunk for some in alike for chunk in chunks_of(some, size, length)]
 
 
 def packs_episodes(family: Family, config: TextPolicyConfig, worlds: Worlds | None) -> bool:

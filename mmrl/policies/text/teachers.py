@@ -18,9 +18,10 @@ from mmrl.policies.text.loading import load_config, read_processor
 from mmrl.policies.text.parts import ServedTeacher
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.distance import STATES, Head, Other, States, TeachersPart, ToldPart
+from mmrl.policies.text.read.evaluate import trace_of_nothing
 from mmrl.policies.text.read.shown import show, show_rows
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig, TextTeacher
-from mmrl.policies.text.trace import TextTrace, append, trace_of_nothing
+from mmrl.policies.text.trace import TextTrace, append
 from mmrl.policies.text.write.rollout import vocabulary_of
 from mmrl.runtime.tensors import pad_actions
 
@@ -224,8 +225,7 @@ def image_processor(policy: "TextPolicy") -> object:
 def states_of(policy: "TextPolicy", trace: TextTrace, mask: Bool[Tensor, "n t"], view: str) -> Float[Tensor, "m d"]:
     """The states that the tokens in the mask are predicted from; a process without rows keeps step with the others."""
     if not len(trace):
-        trace = trace_of_nothing(trace, policy.stand_in(), next(iter(policy.eos_token_ids), 0))
-        mask, view = torch.zeros(1, 1, dtype=torch.bool), "plain"
+        (trace, mask), view = trace_of_nothing(policy, trace.packed), "plain"
     work = policy.evaluation(*policy.shown(trace, view), mask, (STATES,))
     return policy.evaluator(States(**vars(work)))[STATES]
 

@@ -29,6 +29,8 @@ class Inset:
         return self.start + self.positions.shape[1]
 
 
+COLUMNS = ("lengths", "temperature", "noted_from")
+"""The fields of a trace with one number per row."""
 Insets = tuple[tuple[Inset, ...], ...]
 """Row -> those of its completion, in order; empty where no row has any."""
 
@@ -72,11 +74,7 @@ class TextTrace:
         insets = tuple(self.insets[i] for i in places) if self.insets else ()
         return replace(
             self,
-            prompt_index=self.prompt_index[rows],
-            tokens=self.tokens[rows],
-            lengths=self.lengths[rows],
-            temperature=self.temperature[rows],
-            noted_from=self.noted_from[rows],
+            **{name: getattr(self, name)[rows] for name in ("prompt_index", "tokens", *COLUMNS)},
             insets=insets if any(insets) else (),
             world_seeds=tuple(self.world_seeds[i] for i in places) if self.world_seeds else (),
             told=tuple(self.told[i] for i in places) if self.told else (),
@@ -101,22 +99,6 @@ class TextTrace:
         )
 
 
-def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace:
-    """A trace like this one, whose single row answers `prompt` with one token that was not sampled."""
-    return replace(
-        trace,
-        prompts=(prompt,),
-        prompt_index=torch.zeros(1, dtype=torch.long),
-        tokens=torch.full((1, 1), token),
-        lengths=torch.ones(1, dtype=torch.long),
-        temperature=torch.ones(1),
-        noted_from=torch.ones(1, dtype=torch.long),
-        insets=(),
-        world_seeds=(),
-        told=(),
-    )
-
-
 def join(traces: Sequence[TextTrace]) -> TextTrace:
     """The rows of all, in order; a prompt that occurs in several is kept once, and all are packed if any are."""
     place: dict[int, int] = {}
@@ -138,9 +120,7 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
         prompts=tuple(prompts),
         prompt_index=torch.cat(index),
         tokens=torch.cat([pad_actions(trace.tokens, longest) for trace in traces]),
-        lengths=torch.cat([trace.lengths for trace in traces]),
-        temperature=torch.cat([trace.temperature for trace in traces]),
-        noted_from=torch.cat([trace.noted_from for trace in traces]),
+        **{name: torch.cat([getattr(trace, name) for trace in traces]) for name in COLUMNS},
         insets=insets if any(insets) else (),
         world_seeds=seeds if any(trace.world_seeds for trace in traces) else (),
         told=told if any(told) else (),
@@ -186,11 +166,6 @@ def types_of(insets: Insets, shape: Sequence[int], device: torch.device | None =
             if one.type_ids is not None:
                 types[i, one.start : one.stop] = one.type_ids.to(types)
     return types
-
-
-def media_of(insets: Insets) -> tuple[Media, ...]:
-    """The media of all rows, row after row."""
-    return tuple(one.media for row in insets for one in row)
 
 
 def numbers_of(insets: Insets, rows: int, first: int) -> list[range]:

@@ -98,14 +98,14 @@ class VideoInput:
     def ask(self, videos: Iterable[Video]) -> None:
         """Let workers begin with these clips; an error is raised when the clip is taken."""
         if self.settings.workers:
-            fresh = [video for video in map(without_changes, videos) if not self._has_cached(video)]
+            fresh = [video for video in map(without_changes, videos) if self.cached(video) is None]
             self.early.ask({video: (self._job(video), 0) for video in fresh})
 
     def __call__(self, video: Video) -> Frames:
         """Raises FileNotFoundError, ValueError for a wrong clip, WorkerError where workers died or hung twice."""
         self.used = True
         own = without_changes(video)
-        frames = self.cache.get(own, self.rule) if self.settings.cache_mb and exists(own) else None
+        frames = self.cached(own)
         asked = self.early.take(own)
         if frames is None:
             if asked is None and self.settings.workers:
@@ -122,8 +122,9 @@ class VideoInput:
     def _job(self, video: Video) -> tuple[Video, FrameRule, bool]:
         return video, self.rule, self.settings.cache_mb > 0
 
-    def _has_cached(self, video: Video) -> bool:
-        return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.rule) is not None
+    def cached(self, video: Video) -> Frames | None:
+        """The frames of a clip as its file has it, where they are kept."""
+        return self.cache.get(video, self.rule) if self.settings.cache_mb and exists(video) else None
 
 
 def decoders(settings: VideoSettings) -> Crew:

@@ -11,8 +11,9 @@ from mmrl.core.types import Prompt, Request, Rollouts, StoredRow
 from mmrl.lab.tiny.text.janus import build
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
 from mmrl.policies.codes.settings import PlanSettings
+from mmrl.policies.text.read.evaluate import trace_of_nothing
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.trace import TextTrace, trace_of_nothing
+from mmrl.policies.text.trace import TextTrace
 
 BOUND = 1e-5
 """Of |log ratio|; plans, which are written without guidance, keep half of it."""
@@ -143,9 +144,9 @@ def test_the_reward_of_a_picture_moves_the_plan_as_well(drawn: tuple[CodePolicy,
 
 
 def test_a_process_without_rows_passes_both_heads_all_the_same(drawn: tuple[CodePolicy, Rollouts]):
-    policy, rollouts = drawn
-    nothing = trace_of_nothing(trace_of(rollouts), policy.stand_in(), 0)
-    work = policy.evaluation(nothing, nothing.prompts, torch.zeros(1, 1, dtype=torch.bool), ("logprobs",))
+    policy, _ = drawn
+    nothing, mask = trace_of_nothing(policy, packed=False)
+    work = policy.evaluation(nothing, nothing.prompts, mask, ("logprobs",))
     value = policy.net(work)["logprobs"]
     grads = torch.autograd.grad(value.sum(), policy.parameters(), allow_unused=True)
     assert value.tolist() == [[0.0]] and all(grad is not None for grad in grads)

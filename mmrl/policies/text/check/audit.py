@@ -20,7 +20,7 @@ from mmrl.policies.text.prompt.encode import Encoded, check_media, name_in_file,
 from mmrl.policies.text.trace import Inset, TextTrace, append
 from mmrl.policies.text.write.rollout import split_turns
 from mmrl.policies.video.decode import Frames, fetch
-from mmrl.policies.video.input import exists, without_changes
+from mmrl.policies.video.input import without_changes
 
 KEPT = 0.9
 """The share of a text's letters that tokens must give back, where a tokenizer does not give back all."""
@@ -227,8 +227,7 @@ def check_positions(policy: TextHost, encoded: Encoded) -> None:
 def frames_of(policy: TextHost, video: Video) -> Frames:
     """The frames of a clip, from the cache or decoded again here, which takes nothing away from the workers."""
     videos, own = policy.encode.videos, without_changes(video)
-    kept = videos.cache.get(own, videos.rule) if exists(own) else None
-    return kept or fetch(own, videos.rule, False)
+    return videos.cached(own) or fetch(own, videos.rule, False)
 
 
 def check_qwen(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:

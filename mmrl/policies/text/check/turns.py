@@ -13,7 +13,7 @@ from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.trace import Inset, TextTrace
-from mmrl.policies.text.write.episodes import check_observation, with_key
+from mmrl.policies.text.write.episodes import check_observation, stop_of, with_key
 from mmrl.policies.text.write.observe import inset_of, observe, pictures_of
 from mmrl.runtime.blame import UnavailableError, describe, is_from_outside
 
@@ -28,9 +28,7 @@ def observe_again(policy: TextHost, sample: Sample) -> Iterator[tuple[int, Encod
     for turn in sample.turns[:-1]:
         if turn.observation is None:
             raise ValueError(f"its turn {turn.text[:40]!r} was not answered, and another one follows")
-        last = tokens[turn.span[1] - 1]
-        stop = policy.tokenizer.convert_ids_to_tokens(last) if last in policy.eos_token_ids else None
-        yield turn.span[1], observe(policy.encode, turn.observation, stop)
+        yield turn.span[1], observe(policy.encode, turn.observation, stop_of(tokens[turn.span[1] - 1], policy))
 
 
 def check_worlds(worlds: Worlds, rollouts: Rollouts) -> None:

@@ -13,9 +13,6 @@ class Gemma3(Family):
     frames_are_pictures: bool = True
     clips_differ: bool = True
     looks_both_ways: bool = True
-    vision: tuple[str, ...] = ("vision_tower",)
-    projector: tuple[str, ...] = ("multi_modal_projector",)
-    language: tuple[str, ...] = ("language_model",)
 
     def num_features(self, media: Media) -> int:
         return len(media["pixel_values"]) * self.config.mm_tokens_per_image if media else 0

@@ -17,9 +17,6 @@ class Idefics(Family):
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "pixel_attention_mask"})
     mixes_kinds: bool = False
-    vision: tuple[str, ...] = ("vision_model",)
-    projector: tuple[str, ...] = ("connector",)
-    language: tuple[str, ...] = ("text_model",)
 
     def tidy(self, media: Media) -> Media:
         media = {key: value.flatten(0, 1)[:, None] for key, value in super().tidy(media).items()}

@@ -14,9 +14,6 @@ class InternVL(Family):
 
     sees: tuple[str, ...] = ("image", "video")
 
-    vision: tuple[str, ...] = ("vision_tower",)
-    projector: tuple[str, ...] = ("multi_modal_projector",)
-    language: tuple[str, ...] = ("language_model",)
     box_space: str | None = "norm1000"
 
     def num_features(self, media: Media) -> int:

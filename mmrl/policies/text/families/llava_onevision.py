@@ -22,9 +22,7 @@ class LlavaOnevision(Family):
     pictures_alone: bool = False
     own_keys: tuple[tuple[str, frozenset[str]], ...] = (("video", frozenset({"pixel_values_videos"})),)
     sees: tuple[str, ...] = ("image", "video")
-    vision: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector", "image_newline")
-    language: tuple[str, ...] = ("language_model",)
 
     def placeholders(self, media: Media) -> dict[str, int | None]:
         kinds = self.kinds(media)

@@ -46,9 +46,7 @@ class QwenVL(Family):
     sees: tuple[str, ...] = ("image", "video")
     clips_differ: bool = True
     frame_multiple: int = 2
-    vision: tuple[str, ...] = ("visual",)
     projector: tuple[str, ...] = ("visual.merger", "visual.deepstack_merger_list")
-    language: tuple[str, ...] = ("language_model",)
 
     def tidy(self, media: Media) -> Media:
         """Without the interval of clips, which only positions need."""

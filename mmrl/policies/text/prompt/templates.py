@@ -97,8 +97,11 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequ
             parts.extend(frame_parts(next(rest)) if as_pictures else [{"type": markers[i - 1]}])
         if text:
             parts.append({"type": "text", "text": text})
-    system: list[Message] = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}] if system_prompt else []
-    return [*system, {"role": "user", "content": parts}]
+    return [*([message("system", system_prompt)] if system_prompt else []), {"role": "user", "content": parts}]
+
+
+def message(role: str, text: str) -> Message:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
 def frame_parts(clip: Frames) -> Iterator[Message]:

@@ -17,7 +17,7 @@ from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.read.score import scores_of, values_of
-from mmrl.policies.text.trace import Insets, TextTrace, media_of, numbers_of, offsets_of, types_of
+from mmrl.policies.text.trace import Insets, TextTrace, numbers_of, offsets_of, types_of
 from mmrl.runtime.tensors import pad_actions, to_device
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence", "lead"})
@@ -82,7 +82,7 @@ class RowEvaluation:
     @property
     def media(self) -> tuple[Media, ...]:
         """Those of the prompts, then those within completions, row after row."""
-        return (*self.prompts.media, *media_of(self.insets))
+        return (*self.prompts.media, *(one.media for row in self.insets for one in row))
 
     @property
     def fed(self) -> Int[Tensor, "n r"]:
@@ -228,22 +228,17 @@ def turns_of(work: RowEvaluation, host: TextHost) -> RowEvaluation | InTurn:
 
 
 def idle_of(work: RowEvaluation, host: TextHost) -> RowEvaluation:
-    """The same work on a single token that was not sampled, behind the prompt that stands for nothing."""
-    prompt, device = host.stand_in(), host.net.device
+    """The same work on a trace of nothing."""
+    trace, mask = trace_of_nothing(host, packed=True)
+    return replace(work, **vars(evaluation_of(host.net, trace, trace.prompts, mask, work.quantities, host.config.logit_chunk)))
+
+
+def trace_of_nothing(host: TextHost, packed: bool) -> tuple[TextTrace, Bool[Tensor, "1 1"]]:
+    """One token that was not sampled, behind the prompt that stands for nothing, and the mask that leaves it out."""
     zero, one = torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.long)
     token = torch.tensor([[next(iter(host.eos_token_ids), 0)]])
-    return replace(
-        work,
-        prompts=collate_prompts([prompt], host.net.pad_token_id, device),
-        prompt_index=zero.to(device),
-        tokens=token.to(device),
-        lengths=one.to(device),
-        temperature=torch.ones(1, device=device),
-        mask=torch.zeros(1, 1, dtype=torch.bool, device=device),
-        chosen=zero[:0].to(device),
-        row=pack_row([prompt], zero, token, one).to(device),
-        insets=(),
-    )
+    trace = TextTrace((host.stand_in(),), zero, token, one, torch.ones(1), one, host.family, packed=packed)
+    return trace, torch.zeros(1, 1, dtype=torch.bool)
 
 
 class TokenValues(torch.autograd.Function):

@@ -38,8 +38,8 @@ class Features:
     @classmethod
     def of(cls, output: Any) -> "Features":
         """The features in an output of transformers."""
-        more = {name: held(value) for name, value in output.items() if name not in UNREAD and value is not None}
-        return cls(type(output), held(output.pooler_output), more)
+        more = {name: each(value) for name, value in output.items() if name not in UNREAD and value is not None}
+        return cls(type(output), each(output.pooler_output), more)
 
     @property
     def levels(self) -> Iterator[Level]:
@@ -55,8 +55,8 @@ class Features:
 
     def to(self, device: torch.device | str) -> "Features":
         """The same on another device."""
-        more = {name: moved(value, device) for name, value in self.more.items()}
-        return Features(self.kind, moved(self.pooled, device), more)
+        more = {name: each(value, device) for name, value in self.more.items()}
+        return Features(self.kind, each(self.pooled, device), more)
 
     def output(self) -> Any:
         """An output as transformers' models take it."""
@@ -64,15 +64,11 @@ class Features:
         return self.kind(pooler_output=self.pooled, **more)
 
 
-def held(value: N) -> N:
-    """The same with tuples in place of lists."""
-    return value if isinstance(value, Tensor) else cast(N, tuple(map(held, cast(Iterable[object], value))))
-
-
-def moved(value: N, device: torch.device | str) -> N:
+def each(value: N, device: torch.device | str | None = None) -> N:
+    """The same with tuples in place of lists, on a device; None: where it is."""
     if isinstance(value, Tensor):
-        return cast(N, value.to(device))
-    return cast(N, tuple(moved(x, device) for x in cast(Iterable[object], value)))
+        return value if device is None else cast(N, value.to(device))
+    return cast(N, tuple(each(x, device) for x in cast(Iterable[object], value)))
 
 
 def joined(features: Sequence[Features]) -> Features:

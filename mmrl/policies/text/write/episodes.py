@@ -24,9 +24,9 @@ from mmrl.policies.text.kept import Past
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import append
-from mmrl.policies.text.write.generate import Completions, Generator, Part, write_all
+from mmrl.policies.text.write.generate import Completions, Generator, Part
 from mmrl.policies.text.write.observe import inset_of, largest_area, observe
-from mmrl.policies.text.write.rollout import CompletionRow, PromptCache
+from mmrl.policies.text.write.rollout import CompletionRow, PromptCache, chunks_of, number_of
 from mmrl.runtime.blame import UnavailableError, describe, is_from_outside, shown
 from mmrl.runtime.calls import number
 
@@ -127,8 +127,9 @@ class Episode:
         self.row.turns = (*self.row.turns[:-1], last)
         self.row.ended = ended
 
-    def show(self, observed: Encoded) -> None:
-        """Put the tokens of an observation behind the latest turn."""
+    def show(self, observation: Observation, observed: Encoded) -> None:
+        """Put an observation and its tokens behind the latest turn."""
+        self.hear(observation, observed.sizes)
         row = self.row
         inset = inset_of(observed, len(row.tokens))
         row.insets = row.insets if inset is None else (*row.insets, inset)
@@ -172,7 +173,8 @@ class Player:
             while ready or pending:
                 known = [one for one in ready if one.branch is not None]
                 unknown = [one for one in ready if one.branch is None]
-                for chunk, version in self.write(known, chunks_of(unknown, self.host.config.rollout_rows)):
+                chunks = chunks_of(unknown, self.host.config.rollout_rows, lambda one: len(one.prompt) + len(one.row.tokens))
+                for chunk, version in self.write(known, chunks):
                     versions += version
                     pending |= {self.worlds.step(one.world, one.row.turns[-1]): one for one in chunk if one.row.ended is None}
                 ready = self.wait_for(pending)
@@ -194,7 +196,7 @@ class Player:
         for one in known:
             one.say_again(self.host)
         yield known, []
-        for chunk, completions in zip(chunks, write_all(self.generator, map(self.part, chunks)), strict=True):
+        for chunk, completions in zip(chunks, self.generator.write_all(map(self.part, chunks)), strict=True):
             for i, one in enumerate(chunk):
                 one.say(completions, i, self.worlds.limits.tokens - len(one.row.tokens), self.host)
             yield chunk, [completions.weights_version]
@@ -252,11 +254,10 @@ class Player:
         seen = sum(len(turn.media_sizes) for turn in row.turns) + len(observation.media)
         fits = seen <= limits.pictures and len(observation.text) <= limits.text
         if fits and largest_area(observation) <= limits.pixels:
-            observed = observe(self.host.encode, observation, stop_of(row, self.host))
+            observed = observe(self.host.encode, observation, stop_of(row.tokens[-1], self.host))
             if len(row.tokens) + len(observed) + 1 <= limits.tokens:
                 # as they were shown: a world may write over its file, or draw on its picture
-                episode.hear(replace(observation, media=observed.pictures), observed.sizes)
-                episode.show(observed)
+                episode.show(replace(observation, media=observed.pictures), observed)
                 return
         episode.hear(replace(observation, media=()), ended="room")
 
@@ -267,17 +268,9 @@ def shows_as(one: Episode, other: Episode) -> bool:
     return one is other or all(torch.equal(x, b.media[name]) for a, b in pairs for name, x in a.media.items())
 
 
-def stop_of(row: CompletionRow, host: TextHost) -> str | None:
-    """The token that ended the latest turn; None where it was ended otherwise."""
-    last = row.tokens[-1]
+def stop_of(last: int, host: TextHost) -> str | None:
+    """The token that ended a turn whose last one this is; None where it was ended otherwise."""
     return host.tokenizer.convert_ids_to_tokens(last) if last in host.eos_token_ids else None
-
-
-def chunks_of(episodes: Sequence[Episode], size: int) -> list[Sequence[Episode]]:
-    """Episodes, `size` at a time; of several chunks those with the longest rows first."""
-    if len(episodes) > size:
-        episodes = sorted(episodes, key=lambda one: -(len(one.prompt) + len(one.row.tokens)))
-    return [episodes[start : start + size] for start in range(0, len(episodes), size)]
 
 
 def check_observation(observation: object) -> Observation:
@@ -311,8 +304,3 @@ def with_key(observation: Observation) -> Observation:
         return observation
     parts = [observation.key] if observation.key else [observation.text, *map(digest_of_picture, observation.media)]
     return replace(observation, key=hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest())
-
-
-def number_of(words: str) -> int:
-    """A seed of 63 bits."""
-    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,9 +1,8 @@
 """Sampling completions: prompts are read once, their cache is expanded to the samples, one loop decodes all rows."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from mmrl.policies.shared.compiled import compiled_whole, uncompiled
-from mmrl.policies.shared.weights import FollowsWeights, Weights
+from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.kept import Keeping, Past, layers_of
 from mmrl.policies.text.net import Cache, TextNet
@@ -24,6 +23,7 @@ from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import to_device
 
 Seed = tuple[int, int]
+"""(seed, sample): all that a completion depends on besides its prompt, weights and settings."""
 Part = tuple[Sequence[Encoded], Sequence[int], Sequence[Seed], Sampling]
 """What `Generator.write` is asked for, in its order."""
 
@@ -36,16 +36,17 @@ class HotSampling(Sampling):
     """Log-probabilities that tokens are drawn with, from those at the temperature."""
 
 
-@runtime_checkable
-class Generator(FollowsWeights, Protocol):
-    """Writes completions."""
+class Generator:
+    """Writes completions: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
+
+    exact: bool = True
+    """As in FollowsWeights."""
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """As in FollowsWeights; nothing, where it samples with the live weights or has none."""
 
     def write(
-        self,
-        prompts: Sequence[Encoded],
-        prompt_index: Sequence[int],
-        seeds: Sequence[tuple[int, int]],
-        sampling: Sampling,
+        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
     ) -> "Completions":
         """n completions: row i continues prompts[prompt_index[i]] and depends on seeds[i] = (seed, sample) alone.
 
@@ -56,46 +57,17 @@ class Generator(FollowsWeights, Protocol):
             ValueError: settings it cannot follow.
             RuntimeError: an engine that is gone, or answers with other weights than it was given.
         """
-        ...
+        raise NotImplementedError
 
-
-@runtime_checkable
-class WritesParts(Protocol):
-    """A generator that writes several chunks at the same time."""
-
-    def write_all(self, parts: Iterable[Part]) -> Iterator["Completions"]: ...
-
-
-def write_all(generator: Generator, parts: Iterable[Part]) -> Iterator["Completions"]:
-    """The completions of several chunks, together where the generator can; otherwise each is made when it is asked for."""
-    if isinstance(generator, WritesParts):
-        return generator.write_all(parts)
-    return (generator.write(*part) for part in parts)
-
-
-@runtime_checkable
-class Resting(Protocol):
-    """A generator that gives memory back while the policy reads and updates. Every process calls both, equally often."""
+    def write_all(self, parts: Iterable[Part]) -> Iterable["Completions"]:
+        """The completions of several chunks, together where it can; else each is made when it is asked for."""
+        return (self.write(*part) for part in parts)
 
     def wake(self) -> None:
-        """Rows will be written now."""
-        ...
+        """Rows will be written now. Every process calls this and `rest` equally often."""
 
     def rest(self) -> None:
-        """No rows will be written until `wake`."""
-        ...
-
-
-def wake(generator: Generator) -> None:
-    """Rows will be written now: a generator that rests takes its memory back."""
-    if isinstance(generator, Resting):
-        generator.wake()
-
-
-def rest(generator: Generator) -> None:
-    """No rows will be written until `wake`: a generator that can rest gives its memory back."""
-    if isinstance(generator, Resting):
-        generator.rest()
+        """No rows will be written until `wake`: memory that only writing needs may be given back."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +92,7 @@ LOOK_EVERY = 16
 """Tokens between two looks at which rows are done, on an accelerator: at most this many are written in vain at the end."""
 
 
-def noise(seeds: Sequence[tuple[int, int]], length: int) -> Float[Tensor, "n t"]:
+def noise(seeds: Sequence[Seed], length: int) -> Float[Tensor, "n t"]:
     """One uniform number per token, each row from its own generator: a sample depends on its own (seed, index) only."""
     rows = torch.empty(len(seeds), length)
     for row, seed in zip(rows, seeds, strict=True):
@@ -199,7 +171,7 @@ class Generation:
 
     prompts: PromptBatch
     prompt_index: Int[Tensor, " n"]
-    seeds: Sequence[tuple[int, int]]
+    seeds: Sequence[Seed]
     sampling: Sampling
     stops: Stops
     anyone: Callable[[bool], bool] = bool
@@ -208,12 +180,10 @@ class Generation:
     """No rows of its own: decode as long as other processes do."""
     look_every: int = 1
     """Tokens between two looks at which rows are done. On an accelerator each look waits for all work before it."""
-    padded: tuple[bool, ...] = ()
-    """Which prompts are shorter than the longest, known on the host without asking the device."""
     shown: tuple[Encoded, ...] = ()
     """The prompts, where they have pasts: these are gone on from, and what rows have read is kept."""
     ends: tuple[int, ...] = ()
-    """Tokens of every prompt."""
+    """Tokens of every prompt, known on the host without asking the device."""
     shares: bool = False
     """Keep prompts once while their rows are written, in storage that stays."""
 
@@ -278,7 +248,7 @@ class Generation:
             live=torch.full((n,), not self.idle, device=net.device),
             positions=self.prompts.next_positions[:, index],
             attention=mask,
-            padded=tuple(self.padded[i] for i in self.prompt_index.tolist()),
+            padded=tuple(self.ends[i] < self.prompts.token_ids.shape[1] for i in self.prompt_index.tolist()),
             uniform=uniform,
         )
 
@@ -319,38 +289,25 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class LocalGenerator:
+class LocalGenerator(Generator):
     """Writes with the network that trains, so its log-probabilities are exact and its weights are never out of date."""
 
     host: TextHost
-    exact: bool = True
     kind: Callable[..., Generation] = Generation
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """Nothing to do: it samples with the live weights."""
 
     @in_span("generate")
     def write(
-        self,
-        prompts: Sequence[Encoded],
-        prompt_index: Sequence[int],
-        seeds: Sequence[tuple[int, int]],
-        sampling: Sampling,
+        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
     ) -> Completions:
         generation = self.generation(prompts, prompt_index, seeds, sampling)
         return replace(self.host.run(generation), weights_version=self.host.weights.num_updates)
 
     def generation(
-        self,
-        prompts: Sequence[Encoded],
-        prompt_index: Sequence[int],
-        seeds: Sequence[tuple[int, int]],
-        sampling: Sampling,
+        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
     ) -> Generation:
         """The work of one forward; without rows, of keeping up with other processes that have some."""
         host, idle = self.host, not prompt_index
         shown = [host.stand_in()] if idle else prompts
-        longest = max(map(len, shown))
         return self.kind(
             prompts=collate_prompts(shown, host.net.pad_token_id, host.net.device),
             prompt_index=torch.tensor([0] if idle else list(prompt_index)),
@@ -360,7 +317,6 @@ class LocalGenerator:
             anyone=host.ranks.anyone,
             idle=idle,
             look_every=1 if host.net.device.type == "cpu" else LOOK_EVERY,
-            padded=tuple(len(one) < longest for one in shown),
             ends=tuple(map(len, shown)),
             shares=host.net.shares,
             shown=tuple(shown) if all(one.past is not None for one in shown) else (),

@@ -7,7 +7,7 @@ from mmrl.core.samples import Observation
 from mmrl.core.types import Given, Piece, Prompt
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, name_in_file
-from mmrl.policies.text.prompt.templates import QUESTION, Message, messages
+from mmrl.policies.text.prompt.templates import QUESTION, message, messages
 from mmrl.policies.text.read.answer_tokens import reaching
 from mmrl.policies.text.write.episodes import Episode, stop_of
 from mmrl.policies.text.write.observe import NAME, between, observe
@@ -48,9 +48,7 @@ def recite(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) ->
             row.put(tokens_of(turn.text, row.request.prompt.id, host.tokenizer, stop, host.banned), who=piece.who)
             episode.end_turn(start, host)
             if turn.observation is not None:
-                observed = observe(host.encode, turn.observation, mark)
-                episode.hear(turn.observation, observed.sizes)
-                episode.show(observed)
+                episode.show(turn.observation, observe(host.encode, turn.observation, mark))
     except (ValueError, OSError) as error:
         raise ValueError(f"{name_in_file(row.request.prompt)}: {error}") from error
 
@@ -72,15 +70,14 @@ def recall(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) ->
         if shown is None:
             episode.hear(turn.observation, turn.media_sizes)
             continue
-        observed = observe(host.encode, turn.observation, stop_of(row, host))
+        observed = observe(host.encode, turn.observation, stop_of(row.tokens[-1], host))
         if tuple(observed.token_ids.tolist()) != shown.tokens:
             raise ValueError(
                 f"prompt {row.request.prompt.id!r}: what its world showed after turn {number} of an episode of an earlier step "
                 f"was {len(shown.tokens)} tokens then and is {len(observed)} others now: resume with the saved run's tokenizer, "
                 "chat template and policy.max_pixels, or start a new run from the checkpoint's weights"
             )
-        episode.hear(turn.observation, observed.sizes)
-        episode.show(observed)
+        episode.show(turn.observation, observed)
     row.ended, row.stopped = given.ended, not given.truncated
 
 
@@ -113,10 +110,6 @@ def refuse_other_rendering(given: Given, mark: str, host: TextHost) -> None:
             "turns, or drops earlier thoughts), so that no chat would show what is taught: write the turns as the template does, "
             "or make each question a row with `mmrl data convert FILE OUT --turns each`"
         )
-
-
-def message(role: str, text: str) -> Message:
-    return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
 def tokens_to_keep(piece: Piece, host: TextHost) -> list[int]:

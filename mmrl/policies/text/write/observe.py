@@ -15,7 +15,7 @@ from mmrl.core.samples import IMAGE, Observation, kind_of
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, Opened
-from mmrl.policies.text.prompt.templates import QUESTION, messages
+from mmrl.policies.text.prompt.templates import QUESTION, message, messages
 from mmrl.policies.text.trace import Inset
 
 NAME = "observation"
@@ -73,8 +73,8 @@ def between(encoder: Encoder, observation: Observation, stop: str | None) -> str
             "an observation's role is 'tool', which the model's chat template does not know: leave it out, for 'user'"
         )
     shown = messages(Prompt(NAME, observation.text, observation.media), QUESTION)[-1]
-    before = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in (("user", "?"), ("assistant", MARK))]
-    _, mark, text = encoder.write([*before, shown | {"role": observation.role}]).rpartition(MARK)
+    chat = [message("user", "?"), message("assistant", MARK), shown | {"role": observation.role}]
+    _, mark, text = encoder.write(chat).rpartition(MARK)
     if not mark:
         raise ValueError("the chat template leaves out what the model said before the latest message: no turn can follow another")
     if stop is None:

@@ -12,7 +12,7 @@ from mmrl.policies.text.write.generate import Completions, Generator, LocalGener
 from mmrl.runtime.spans import in_span
 
 
-class RemoteGenerator(Remote[TextHost, LocalGenerator]):
+class RemoteGenerator(Remote[TextHost, LocalGenerator], Generator):
     """Writes in other processes, chunk by chunk as the policy cuts them."""
 
     def write(

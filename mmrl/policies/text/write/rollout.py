@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -23,6 +23,8 @@ from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.generate import Completions
 from mmrl.runtime.tensors import stack_ragged
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -128,8 +130,19 @@ def show_as_trained(request: Request, views: Mapping[str, View]) -> Request:
 
 def view_seed(request: Request) -> int:
     """A seed from a prompt and its group, which belongs to one step: the same in all its readings, another in the next step."""
-    digest = hashlib.blake2b(f"{request.prompt.id}/{request.group_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return number_of(f"{request.prompt.id}/{request.group_id}")
+
+
+def chunks_of(rows: Sequence[T], size: int, length: Callable[[T], int] | None) -> list[Sequence[T]]:
+    """`size` rows at a time; of several chunks the longest rows come first, where lengths are known, for little padding."""
+    if len(rows) > size and length is not None:
+        rows = sorted(rows, key=length, reverse=True)
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def number_of(words: str) -> int:
+    """A seed of 63 bits."""
+    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def check_requests(requests: Sequence[Request], models: frozenset[str], views: frozenset[str]) -> None:
@@ -167,18 +180,13 @@ def check_episodes(requests: Sequence[Request], worlds: Worlds | None) -> None:
                 "repeats: take an algorithm that does not branch, or worlds that answer the same to the same seed"
             )
         names = ("view", "shown", "tempering", "written")[: 3 if branches else 4]
-        odd = [name for name in names if getattr(request, name) != default_of(name)]
+        odd = [name for name in names if getattr(request, name) != getattr(Request, name)]
         odd = [name for name in odd if name != "shown" or not request.shown.trained]
         if odd and worlds is not None and not request.is_written:
             raise ValueError(
                 f"the request for prompt {request.prompt.id!r} sets {odd[0]!r}, which samples of several turns cannot "
                 "have: take an algorithm that samples plain prompts, or leave [environment] out"
             )
-
-
-def default_of(name: str) -> object:
-    """The value of a request's field where it is not given."""
-    return Request.__dataclass_fields__[name].default
 
 
 def tokens_of(text: str, prompt_id: str, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:

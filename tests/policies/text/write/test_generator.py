@@ -23,7 +23,7 @@ SHORT = Sampling(max_new_tokens=5)
 
 
 @dataclass
-class Engine:
+class Engine(Generator):
     """Stands for a server: it has its own copy of the network, and takes over one update of two."""
 
     host: TextHost
