@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mmrl.policies.codes.janus import Janus
 from mmrl.policies.text.net import Cache, CacheLayer, TextNet, axes, cache_word
-from mmrl.policies.text.prompt.encode import PromptBatch
 
 
 @dataclass(frozen=True)
@@ -60,30 +59,6 @@ class CodeNet(TextNet):
         given, free = self.core.generation_head(torch.cat(hidden.chunk(2, dim=-1))).float().chunk(2)
         return free.lerp(given, self.guidance).div_(temperature[:, None])
 
-    def read_rows(
-        self,
-        prompts: Int[Tensor, "n p"],
-        fed: Int[Tensor, "n r"],
-        attention: Int[Tensor, "n k"],
-        positions: Int[Tensor, "a n k"],
-        **shown: object,
-    ) -> Float[Tensor, "n k d"]:
-        embeds = torch.cat([self.words(prompts), self.codes(fed)], dim=1)
-        return self.both(self.through(embeds, attention, positions, use_cache=False).last_hidden_state)
-
-    # codes are written in one go: nothing goes on behind a cache, or shares its prompt
-    def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Cache]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        out = self.through(self.words(prompts.token_ids), prompts.attention, prompts.positions, use_cache=True)
-        hidden, cache = self.both(out.last_hidden_state), getattr(out, cache_word())
-        return hidden[:, -1], PairedCache(cache) if self.passes_twice else cache
-
-    def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Int[Tensor, "a n r"], attention: Tensor | None
-    ) -> Float[Tensor, "n r d"]:
-        known = cache.inner if isinstance(cache, PairedCache) else cache
-        out = self.through(self.codes(token_ids), attention, positions, use_cache=True, **{cache_word(): known})
-        return self.both(out.last_hidden_state)
-
     def words(self, token_ids: Int[Tensor, "n p"]) -> Float[Tensor, "m p h"]:
         """The embeddings of prompts, behind them those of the same without words."""
         if self.passes_twice:
@@ -94,10 +69,24 @@ class CodeNet(TextNet):
         """The embeddings of codes, for every pass."""
         return self.twice(self.model.prepare_embeddings_for_image_generation(codes))
 
-    def through(self, embeds: Tensor, attention: Tensor | None, positions: Int[Tensor, "a n k"], **options: object) -> Any:
-        """The language model's output for all passes."""
+    def through(
+        self,
+        prompts: Int[Tensor, "n p"] | None,
+        fed: Int[Tensor, "n r"] | None,
+        attention: Tensor | None,
+        positions: Int[Tensor, "a n k"],
+        **options: object,
+    ) -> Any:
+        """As for text, with the hidden states of all passes side by side."""
+        embeds = torch.cat([embed(x) for embed, x in ((self.words, prompts), (self.codes, fed)) if x is not None], 1)
         mask = None if attention is None else self.twice(attention)
-        return self.core(inputs_embeds=embeds, attention_mask=mask, position_ids=self.twice(axes(positions)), **options)
+        if isinstance(known := options.get(cache_word()), PairedCache):
+            options[cache_word()] = known.inner
+        out = self.core(inputs_embeds=embeds, attention_mask=mask, position_ids=self.twice(axes(positions)), **options)
+        out.last_hidden_state = self.both(out.last_hidden_state)
+        if self.passes_twice and options["use_cache"]:
+            setattr(out, cache_word(), PairedCache(getattr(out, cache_word())))
+        return out
 
     def twice(self, x: Tensor) -> Tensor:
         """Rows for every pass."""

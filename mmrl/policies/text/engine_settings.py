@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from mmrl.runtime.net.fetch import is_local
+from mmrl.runtime.net.fetch import check_address, is_local
 from mmrl.runtime.net.secrets import read_secret
 from mmrl.runtime.ranges import Count, CountOrNone, Positive, PositiveShare, Range, check_ranges
 
@@ -98,12 +98,6 @@ class EngineConfig:
 
 def check_url(url: str, key: str = "policy.engine.url") -> None:
     """Raise ValueError unless this is the address of a server, without a path, a query or a password."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    plain = parts.scheme in ("http", "https") and parts.hostname and port != 0 and parts.path in ("", "/")
-    if not plain or parts.query or parts.fragment or parts.username is not None:
-        shown = repr(url) if parts.username is None else "an address with a password"
-        raise ValueError(f"{key} holds {shown}: write http://host:port, and a key into the environment")
+    check_address(url, key, "http://host:port")
+    if urlsplit(url).path not in ("", "/"):
+        raise ValueError(f"{key} is {url!r}, which has a path: write http://host:port")

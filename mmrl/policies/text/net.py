@@ -183,16 +183,10 @@ class TextNet(nn.Module):
     def read_packed(self, row: PackedRow, media: Sequence[Media]) -> Float[Tensor, "s d"]:
         """Hidden states of all tokens of a packed row with these media; RuntimeError where layers take the row for one text."""
         with packing(row.groups, self.core.config.get_text_config().num_hidden_layers):
-            out = self.core(
-                input_ids=row.token_ids,
-                # Without a mask, positions that begin again would look like padding-free batches to the model.
-                attention_mask=torch.ones_like(row.token_ids),
-                position_ids=axes(row.positions),
-                use_cache=False,
-                **self.types(row.type_ids),
-                **self.vision(media, row.media),
-            )
-        return out.last_hidden_state[0]
+            shown = {**self.types(row.type_ids), **self.vision(media, row.media)}
+            # Without a mask, positions that begin again would look like padding-free batches to the model.
+            mask = torch.ones_like(row.token_ids)
+            return self.through(row.token_ids, None, mask, row.positions, use_cache=False, **shown).last_hidden_state[0]
 
     def read_rows(
         self,
@@ -203,9 +197,19 @@ class TextNet(nn.Module):
         **shown: object,
     ) -> Float[Tensor, "n k d"]:
         """Hidden states of rows that each begin with their prompt; `shown`: types and media, as the model takes them."""
-        tokens = torch.cat([prompts, fed], dim=1)
-        out = self.core(input_ids=tokens, attention_mask=attention, position_ids=axes(positions), use_cache=False, **shown)
-        return out.last_hidden_state
+        return self.through(prompts, fed, attention, positions, use_cache=False, **shown).last_hidden_state
+
+    def through(
+        self,
+        prompts: Int[Tensor, "n p"] | None,
+        fed: Int[Tensor, "n r"] | None,
+        attention: Tensor | None,
+        positions: Real[Tensor, "a n k"],
+        **options: object,
+    ) -> Any:
+        """The output of the model below its head for tokens of prompts, tokens that were written, or these behind those."""
+        tokens = prompts if fed is None else fed if prompts is None else torch.cat([prompts, fed], dim=1)
+        return self.core(input_ids=tokens, attention_mask=attention, position_ids=axes(positions), **options)
 
     def prefill(
         self,
@@ -218,15 +222,10 @@ class TextNet(nn.Module):
 
         Prompts may go on behind a `cache`, and be padded at their ends: `attention` covers both, `last` is each one's last token.
         """
-        out = self.core(
-            input_ids=prompts.token_ids,
-            attention_mask=prompts.attention if attention is None else attention,
-            position_ids=axes(prompts.positions),
-            use_cache=True,
-            **({} if cache is None else {cache_word(): cache}),
-            **self.types(prompts.type_ids),
-            **self.vision(prompts.media, range(len(prompts.media))),
-        )
+        shown = {**self.types(prompts.type_ids), **self.vision(prompts.media, range(len(prompts.media)))}
+        known = {} if cache is None else {cache_word(): cache}
+        mask = prompts.attention if attention is None else attention
+        out = self.through(prompts.token_ids, None, mask, prompts.positions, use_cache=True, **known, **shown)
         hidden = out.last_hidden_state
         ends = hidden[:, -1] if last is None else hidden[torch.arange(len(last), device=last.device), last]
         return ends, getattr(out, cache_word())
@@ -243,8 +242,7 @@ class TextNet(nn.Module):
     ) -> Float[Tensor, "n r d"]:
         """Hidden states as `extend` gives them, in a block of the room that is open."""
         known = {cache_word(): cache}
-        out = self.core(input_ids=token_ids, attention_mask=attention, position_ids=axes(positions), use_cache=True, **known)
-        return out.last_hidden_state
+        return self.through(None, token_ids, attention, positions, use_cache=True, **known).last_hidden_state
 
     def types(self, type_ids: Tensor | None) -> dict[str, Tensor]:
         return {} if type_ids is None or self.type_name is None else {self.type_name: type_ids}

@@ -69,7 +69,7 @@ def test_pictures_and_frames_keep_every_pixel():
     ("settings", "words"),
     [
         ({"url": ("node7:8000",)}, "write http://host:port"),
-        ({"url": ("http://me:secret@node7:8000",)}, "an address with a password"),
+        ({"url": ("http://me:secret@node7:8000",)}, "holds a user name, a password or a query"),
         ({"url": ("http://node7:8000/v1",)}, "write http://host:port"),
         ({"url": ("http://node7:8000",)}, "is another machine, and policy.engine.folder is empty"),
         ({"url": ("http://localhost:1", "http://localhost:1")}, "names a server twice"),

@@ -294,14 +294,14 @@ def packing(groups: Sequence[PackedGroup], layers: int) -> Iterator[None]:
         )
 
 
-def install(model: Pretrained) -> None:
+def install(model: Pretrained, name: str = NAME, how: Callable[..., object] = attend, mask: Any = mask_of) -> None:
     """Give the language model of a model this attention. Its vision part keeps its own, and config.json does not name it."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, mask_of)
-    set_attention(model, NAME)
+    AttentionInterface.register(name, how)
+    AttentionMaskInterface.register(name, mask)
+    set_attention(model, name)
 
 
 def set_attention(model: Pretrained, name: str) -> None:

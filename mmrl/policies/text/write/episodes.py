@@ -17,7 +17,7 @@ import torch
 
 from mmrl.core.episodes import Worlds
 from mmrl.core.samples import Ended, MediaSize, Observation, Turn
-from mmrl.core.types import Given
+from mmrl.core.types import Given, Piece
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.kept import Past
@@ -87,6 +87,12 @@ class Episode:
         if not self.row.stopped:
             self.row.ended = "length"
 
+    def put(self, piece: Piece, host: TextHost) -> None:
+        """Put the tokens of a piece behind the row, as its next turn."""
+        start = len(self.row.tokens)
+        self.row.put(piece.tokens, piece.logprobs, piece.who)
+        self.end_turn(start, host)
+
     def end_turn(self, start: int, host: TextHost) -> None:
         """Note the row's tokens from `start` on as its next turn."""
         row, own = self.row, self.row.tokens[start:]
@@ -100,9 +106,8 @@ class Episode:
         branch = self.branch
         if branch is None:
             return False
-        start, piece = len(self.row.tokens), [one for one in branch.pieces if one.who == "policy"][len(self.row.turns)]
-        self.row.put(piece.tokens, piece.logprobs)
-        self.end_turn(start, host)
+        piece = [one for one in branch.pieces if one.who == "policy"][len(self.row.turns)]
+        self.put(piece, host)
         if any(map(math.isnan, piece.logprobs)):
             self.row.noted_from = len(self.row.tokens)
         return True

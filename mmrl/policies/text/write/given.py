@@ -44,9 +44,8 @@ def recite(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) ->
     try:
         refuse_other_rendering(given, mark, host)
         for piece, turn in zip(given.pieces, given.turns, strict=True):
-            start = len(row.tokens)
-            row.put(tokens_of(turn.text, row.request.prompt.id, host.tokenizer, stop, host.banned), who=piece.who)
-            episode.end_turn(start, host)
+            tokens = tokens_of(turn.text, row.request.prompt.id, host.tokenizer, stop, host.banned)
+            episode.put(Piece(tuple(tokens), who=piece.who), host)
             if turn.observation is not None:
                 episode.show(turn.observation, observe(host.encode, turn.observation, mark))
     except (ValueError, OSError) as error:
@@ -62,9 +61,7 @@ def recall(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) ->
     episode = Episode(row, prompt, len(given.turns))
     own, heard = ([one for one in given.pieces if (one.who == "policy") == is_own] for is_own in (True, False))
     for number, (turn, said, shown) in enumerate(zip(given.turns, own, [*heard, None], strict=True), start=1):
-        start = len(row.tokens)
-        row.put(said.tokens, said.logprobs)
-        episode.end_turn(start, host)
+        episode.put(said, host)
         if turn.observation is None:
             continue
         if shown is None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE
 from mmrl.policies.text.net import TextNet
-from mmrl.policies.text.packed.attention import Pretrained, language_configs, set_attention
+from mmrl.policies.text.packed.attention import Pretrained, install, language_configs, set_attention
 from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.runtime.tensors import pad_actions
 
@@ -116,13 +116,10 @@ def shows_attention(model: Pretrained) -> bool:
 @contextmanager
 def record(model: Pretrained, layers: tuple[int, ...], first: int) -> Iterator[Recording]:
     """A block in which a model's language layers compute attention as SDPA, and the chosen ones note it as well."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, cast(Any, sdpa_mask))
     usual, recording = model.config.get_text_config()._attn_implementation, Recording(layers, first)
-    set_attention(model, NAME)
+    install(model, NAME, attend, sdpa_mask)
     token = CURRENT.set(recording)
     try:
         yield recording
