@@ -16,6 +16,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="session")
+def folder(tiny: Callable[[str], str]) -> str:
+    return tiny("qwen3_vl")
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Another model with the tokens of `folder`."""
+    return str(build("qwen3_vl", tmp_path_factory.mktemp("other"), seed=1))
+
+
+@pytest.fixture(scope="session")
 def shallow(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Qwen3-VL of one layer: a compiler goes through every one."""
     with pytest.MonkeyPatch.context() as patch:

@@ -34,6 +34,14 @@ def make(folder: str, shadows: Any = (), ema_decay: Decay = 0.5, **settings: Any
     return TextPolicy(TextPolicyConfig(folder, **settings), shadows, ema_decay)
 
 
+def stir(policy: TextPolicy, size: float = 0.05, seed: int = 1) -> None:
+    """Move the weights that train, always alike."""
+    numbers = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight += size * torch.randn(weight.shape, generator=numbers)
+
+
 def prompts() -> list[Prompt]:
     """One picture, two of different size inside the text, none, and a tall one."""
     return [

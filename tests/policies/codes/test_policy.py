@@ -148,6 +148,7 @@ def test_a_saved_model_draws_the_same_codes_in_plain_transformers(folder: str, t
 
 def test_pictures_of_the_data_become_the_codes_of_the_models_own_encoder(folder: str):
     policy = CodePolicy(CodePolicyConfig(folder))
+    assert policy.config.max_prompt_tokens == 512 - 16, "prompts leave room for the codes"
     wide = Image.effect_noise((16, 8), 90).convert("RGB")
     prompt = Prompt("a", "a red fox", columns={"picture": wide})
     [group] = policy.rollout([Request(prompt, 1, 0, role="injected", written="picture")]).groups
@@ -194,11 +195,6 @@ def test_requests_that_no_picture_answers_are_refused(folder: str):
     _, rollouts = draw(folder)
     with pytest.raises(ValueError, match="read with guidance 1"):
         policy.read(rollouts.trace, [LOGPROBS._replace(guidance=1.0)], rollouts.action_mask)
-
-
-def test_prompts_leave_room_for_the_codes(folder: str):
-    policy = CodePolicy(CodePolicyConfig(folder))
-    assert policy.config.max_prompt_tokens == 512 - 16
 
 
 def test_a_folder_without_its_head_of_codes_is_refused(folder: str, tmp_path: Path):

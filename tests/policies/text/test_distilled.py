@@ -15,7 +15,6 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.modality.teachers import measured_apart
 from mmrl.core.types import Group, Prompt
-from mmrl.lab.tiny.text import vlms
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import TextTeacher
@@ -39,11 +38,6 @@ KINDS = {
     "credit": replace(PRESETS["opd"], objective=((1.0, Reinforce()),), advantage=TowardsTeacher(bound=5.0), group_size=8),
 }
 """What may follow a teacher."""
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(vlms.build("qwen3_vl", tmp_path_factory.mktemp("other"), seed=1))
 
 
 def odd_ones(group: Group) -> list[float]:

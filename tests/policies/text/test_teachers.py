@@ -16,7 +16,7 @@ from torch import Tensor
 from mmrl.algorithms.views import Privileged
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, TEACHER_LOGPROBS
 from mmrl.core.types import Prompt, Reading, Request, Rollouts, Target, Video
-from mmrl.lab.tiny.text import beeps, vlms
+from mmrl.lab.tiny.text import beeps
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
@@ -26,27 +26,13 @@ from mmrl.policies.text.teachers import config_of, named
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.video.sampling import VideoSettings
 from tests.support.sounds import tone, write_wav
-from tests.support.text_policies import make, picture, plain_model, prompts, text_trace
+from tests.support.text_policies import make, picture, plain_model, prompts, stir, text_trace
 from tests.support.videos import even, write_video
 from tests.support.worlds import Ending, Inline, looking
 
 Tiny = Callable[[str], str]
 LORA = LoraSettings(rank=4, alpha=8)
 BETAS = (1.0, 0.3, 0.0)
-
-
-def stir(policy: TextPolicy, size: float = 0.1) -> None:
-    """Move the weights that train, always alike."""
-    numbers = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in policy.parameters():
-            weight.add_(size * torch.randn(weight.shape, generator=numbers))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Another model of the same tokens."""
-    return str(vlms.build("qwen3_vl", tmp_path_factory.mktemp("other"), seed=1))
 
 
 @dataclass(frozen=True)
@@ -231,7 +217,7 @@ def test_a_process_without_rows_keeps_step_with_those_that_have_some(kind: str, 
 
 def test_an_adapter_teaches_beside_the_one_that_trains(tiny: Tiny, tmp_path: Path):
     taught = make(tiny("qwen3_vl"), lora=replace(LORA, rank=2))
-    stir(taught)
+    stir(taught, 0.1, seed=3)
     taught.save(tmp_path / "taught")
     teacher = TextTeacher("taught", adapter=str(tmp_path / "taught"))
     policy, alone = (make(tiny("qwen3_vl"), {"ref"}, lora=LORA, teachers=one) for one in ((teacher,), ()))
@@ -254,7 +240,7 @@ def test_an_adapter_teaches_beside_the_one_that_trains(tiny: Tiny, tmp_path: Pat
 def test_an_adapter_that_sees_otherwise_looks_for_itself(tiny: Tiny, tmp_path: Path):
     """What the policy saw of a picture is kept where its own eyes stay as they are, and is not what such a teacher sees."""
     taught = make(tiny("qwen3_vl"), lora=replace(LORA, targets=("qkv", "linear_fc1")))
-    stir(taught)
+    stir(taught, 0.1, seed=3)
     taught.save(tmp_path / "taught")
     policy = make(tiny("qwen3_vl"), lora=LORA, teachers=(TextTeacher("taught", adapter=str(tmp_path / "taught")),))
     rollouts = policy.rollout(asked(prompts()))
@@ -268,7 +254,7 @@ def test_moved_weights_are_compared_with_their_reference_and_their_average(tiny:
     for lora in (None, LORA):
         policy = make(tiny("qwen3_vl"), {"ref", "ema"}, lora=lora, ema_decay=0.5)
         rollouts = policy.rollout(asked(prompts()[:2]))
-        stir(policy, 0.02)
+        stir(policy, 0.02, seed=3)
         before = [compare(policy, rollouts, Target(model)) for model in ("ref", "ema")]
         assert torch.equal(before[0].kl, before[1].kl) and float(before[0].kl.max()) > 1e-3
         policy.advance()

@@ -22,19 +22,6 @@ from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, VideoSe
 from tests.support.each import for_each
 from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_transparent, write_video
 
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clips")
-    return {
-        "even.mp4": write_video(folder / "even.mp4", even(100)),
-        "uneven.mp4": write_video(folder / "uneven.mp4", [0.5 + time for time in uneven(60)]),
-        "uneven.mkv": write_video(folder / "uneven.mkv", uneven(60, 1), sound=True),
-        "uneven.webm": write_video(folder / "uneven.webm", uneven(40, 2), codec="libvpx-vp9"),
-        "mpeg4.mp4": write_video(folder / "mpeg4.mp4", even(30, 10.0), codec="mpeg4"),
-    }
-
-
 TRUE = {
     "even.mp4": even(100),
     "uneven.mp4": uneven(60),
@@ -42,6 +29,21 @@ TRUE = {
     "uneven.webm": uneven(40, 2),
     "mpeg4.mp4": even(30, 10.0),
 }
+WRITTEN: dict[str, dict[str, Any]] = {
+    "uneven.mkv": {"sound": True},
+    "uneven.webm": {"codec": "libvpx-vp9"},
+    "mpeg4.mp4": {"codec": "mpeg4"},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clips")
+    late = {"uneven.mp4": 0.5}
+    return {
+        name: write_video(folder / name, [late.get(name, 0.0) + time for time in times], **WRITTEN.get(name, {}))
+        for name, times in TRUE.items()
+    }
 
 
 def timeline(times: list[float], end: float) -> Timeline:
@@ -248,11 +250,17 @@ def test_mirrored_frames_are_shown_mirrored(name, tmp_path, files):
         fetch(Video(path, frames=4), FrameRule(backend="decord"))
 
 
-def test_other_turns_are_refused(tmp_path, files):
-    path = turn(files["even.mp4"], tmp_path / "odd.mp4", (0.7071, 0.7071, -0.7071, 0.7071))
-    for look in (lambda: fetch(Video(path), FrameRule()), lambda: check_video(path)):
-        with pytest.raises(ValueError, match=r"odd\.mp4'.* asks for a turn that is no quarter \(0\.707, 0\.707, -0"):
-            look()
+def test_other_turns_and_pixels_of_odd_shapes_are_refused(tmp_path, files):
+    odd = turn(files["even.mp4"], tmp_path / "odd.mp4", (0.7071, 0.7071, -0.7071, 0.7071))
+    thin = write_video(tmp_path / "thin.mp4", even(10), aspect=Fraction(1, 60))
+    for path, said in (
+        (odd, r"odd\.mp4'.* asks for a turn that is no quarter \(0\.707, 0\.707, -0"),
+        (thin, r"thin\.mp4'.* its pixels are 0\.0166667 times as wide as high"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            fetch(Video(path), FrameRule())
+        with pytest.raises(ValueError, match=said):
+            check_video(path)
 
 
 @pytest.mark.parametrize(("ratio", "shape"), [((2, 1), (96, 512)), ((1, 2), (96, 128)), ((16, 15), (96, 273))])
@@ -262,13 +270,6 @@ def test_pixels_that_are_no_squares_are_made_square(ratio, shape, tmp_path):
     assert frames.pixels.shape[1:3] == shape
     assert [read_number(one) for one in frames.pixels] == [0, 3, 6, 9]
     assert fetch(Video(turn(path, tmp_path / "turned.mp4", 90), frames=4), FrameRule()).pixels.shape[1:3] == shape[::-1]
-
-
-def test_pixels_of_odd_shapes_are_refused(tmp_path):
-    path = write_video(tmp_path / "thin.mp4", even(10), aspect=Fraction(1, 60))
-    for look in (lambda: fetch(Video(path), FrameRule()), lambda: check_video(path)):
-        with pytest.raises(ValueError, match=r"thin\.mp4'.* its pixels are 0\.0166667 times as wide as high"):
-            look()
 
 
 @pytest.mark.parametrize(
@@ -438,15 +439,7 @@ def test_files_that_are_no_videos_are_named(tmp_path, files):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("fps", 0.0),
-        ("min_frames", 0),
-        ("max_frames", 3),
-        ("cache_mb", -1),
-        ("workers", -1),
-        ("timeout", 0.0),
-        ("total_pixels", 0),
-    ],
+    {"fps": 0.0, "min_frames": 0, "max_frames": 3, "cache_mb": -1, "workers": -1, "timeout": 0.0, "total_pixels": 0}.items(),
 )
 def test_wrong_settings_are_named(name, value):
     with pytest.raises(ValueError, match=rf"\.{name} is {value!r}: it must be"):

@@ -14,7 +14,7 @@ from mmrl.policies.text.policy import LoraSettings, Sampling, TextPolicy, VideoS
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.write.generate import Completions
 from tests.support.faults import Around, Dropping, Fault, message_of, trainer_of, usual_faults, wrap
-from tests.support.text_policies import EVERY, make, picture, prompts, text_trace
+from tests.support.text_policies import EVERY, make, picture, prompts, stir, text_trace
 from tests.support.videos import even, write_video
 
 GRPO = replace(PRESETS["dr_grpo"], group_size=3, minibatches=1).with_length(6)
@@ -23,13 +23,6 @@ LORA = (("lora", LoraSettings(rank=4)),)
 
 def mlp_of(policy: TextPolicy) -> tuple[Any, str]:
     return policy.net.core.language_model.layers[0], "mlp"
-
-
-def stir(policy: TextPolicy) -> None:
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in policy.parameters():
-            weight += 0.05 * torch.randn(weight.shape, generator=generator)
 
 
 def prompts_changed(change: Any) -> Any:

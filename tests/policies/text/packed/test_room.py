@@ -57,11 +57,6 @@ def check(plain: TextPolicy, shared: TextPolicy, requests: Sequence[Request]) ->
     return other
 
 
-@pytest.fixture(scope="module")
-def folder(tiny: Any) -> str:
-    return tiny("qwen3_vl")
-
-
 @for_each("name", PAIRS)
 def test_whatever_the_settings(folder: str, name: str):
     check(make(folder, **PAIRS[name]), make(folder, decode="shared", **PAIRS[name]), asked())

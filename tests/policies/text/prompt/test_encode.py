@@ -15,11 +15,9 @@ from mmrl.policies.text.families import family_of
 from mmrl.policies.text.families.base import pad_cat
 from mmrl.policies.text.families.qwen_vl import say_shared
 from mmrl.policies.text.loading import load_config
-from mmrl.policies.text.policy import Sampling
-from mmrl.policies.text.prompt.encode import collate_prompts
 from mmrl.policies.text.prompt.templates import answer_template, messages, tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
-from tests.support.text_policies import EVERY, FAMILIES, FP32_BOUND, logprobs, make, mixed, picture, plain_logprobs, text_trace
+from tests.support.text_policies import EVERY, FAMILIES, FP32_BOUND, logprobs, make, mixed, picture, text_trace
 from tests.support.videos import even, write_video
 
 SIZES = [(64, 48), (30, 200), (200, 30), (28, 28), (57, 113), (400, 400), (10, 12)]
@@ -103,17 +101,6 @@ def test_family_is_chosen_by_model_type(tiny):
     assert names == ["QwenVL", "QwenVL", "SmolVLM", "InternVL", "LlavaOnevision", "Gemma3", "QwenVL", "Glm4v"]
 
 
-def test_padding_prompts_on_the_left(tiny):
-    policy = make(tiny("qwen3_vl"))
-    short, long = policy.encode(Prompt("a", "?")), policy.encode(Prompt("b", "what?", (picture(0),)))
-    batch = collate_prompts([short, long], 7, torch.device("cpu"))
-    gap = len(long) - len(short)
-    assert batch.token_ids[0].tolist() == [7] * gap + short.token_ids.tolist()
-    assert batch.attention[0].tolist() == [0] * gap + [1] * len(short)
-    assert batch.positions[:, 0, gap:].tolist() == [list(range(len(short)))] * 3
-    assert batch.next_positions[0, :, 0].tolist() == [len(short), int(long.positions.max()) + 1]
-
-
 def test_pad_cat_pads_at_the_end():
     a, b = torch.ones(1, 2, 1), 2 * torch.ones(2, 1, 2)
     expected = torch.tensor([[[1.0, 0], [1, 0]], [[2, 2], [0, 0]], [[2, 2], [0, 0]]])
@@ -153,6 +140,9 @@ def test_answer_formats_tell_the_tags(tiny):
     policy = make(tiny("qwen3_vl"), answer_format="think", system_prompt="You see.")
     text = policy.tokenizer.decode(policy.encode(Prompt("p", "where?")).token_ids)
     assert text.index("You see.") < text.index("where?") < text.index("<think>") < text.index("assistant")
+    tags = [tags_of(name) for name in ("none", "direct", "think", "box", "think_box", "In short: {question}")]
+    assert tags == [None, "direct", "think", "direct", "think", None]
+    assert tags_of("{question} Write <answer>yes</answer>.") == "direct"
 
 
 @pytest.mark.parametrize(
@@ -180,12 +170,6 @@ def test_no_box_is_asked_of_a_model_that_nobody_knows_to_write_any(tiny):
     assert "as [y1, x1, y2, x2] in thousandths" in answer_template("box", "norm1000_yx")
     with pytest.raises(ValueError, match="'boxes': use one of none, direct, think, box, think_box, or a text with"):
         look(TextPolicyConfig("anywhere", answer_format="boxes"), [])
-
-
-def test_tags_are_those_a_template_asks_for():
-    asked = {name: tags_of(name) for name in ("none", "direct", "think", "box", "think_box", "In short: {question}")}
-    assert list(asked.values()) == [None, "direct", "think", "direct", "think", None]
-    assert tags_of("{question} Write <answer>yes</answer>.") == "direct"
 
 
 def test_pictures_are_turned_upright_and_made_rgb(tmp_path):
@@ -261,6 +245,9 @@ def test_wrong_models_are_refused(tiny, tmp_path):
         make("./nowhere")
     with pytest.raises(FileNotFoundError, match="neither a folder with a model nor one the Hugging Face hub gave us"):
         make("nobody/no-such-model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"the folder '.*empty' holds no config\.json: give the folder of a model"):
+        load_config(TextPolicyConfig(str(tmp_path / "empty")))
     small = Qwen2Config(
         vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
     )
@@ -269,21 +256,6 @@ def test_wrong_models_are_refused(tiny, tmp_path):
         make(str(tmp_path))
     with pytest.raises(ValueError, match=r"remove policy\.min_pixels"):
         make(tiny("internvl"), max_pixels=10_000)
-
-
-def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"the folder '.*empty' holds no config\.json: give the folder of a model"):
-        (tmp_path / "empty").mkdir()
-        load_config(TextPolicyConfig(str(tmp_path / "empty")))
-
-
-def test_the_plain_model_agrees_after_a_system_prompt_free_round(tiny):
-    policy = make(tiny("internvl"), sampling=Sampling(max_new_tokens=3))
-    rollouts = policy.rollout(
-        [Request(Prompt(str(i), "x" * (1 + 7 * i), (picture(i, 30 + 40 * i, 60),)), 2, i) for i in range(4)]
-    )
-    expected = plain_logprobs(tiny("internvl"), policy, rollouts)
-    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], expected, atol=FP32_BOUND, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])

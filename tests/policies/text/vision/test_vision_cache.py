@@ -14,7 +14,7 @@ from mmrl.core.types import Prompt, Request, Rollouts, Video
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.policies.text.vision.cache import MIB, VisionCache
-from tests.support.text_policies import EVERY, FP32_BOUND, gradients, make, mixed, picture, text_trace
+from tests.support.text_policies import EVERY, FP32_BOUND, gradients, make, mixed, picture, stir, text_trace
 from tests.support.videos import even, write_video
 
 LORA = LoraSettings(rank=2)
@@ -24,12 +24,6 @@ SAMPLING = Sampling(max_new_tokens=5)
 def cached(policy: TextPolicy) -> VisionCache:
     assert policy.net.features is not None
     return policy.net.features
-
-
-def stir(policy: TextPolicy) -> None:
-    generator = torch.Generator().manual_seed(1)
-    for weight in policy.parameters():
-        weight.data += 0.05 * torch.randn(weight.shape, generator=generator)
 
 
 def watch(policy: TextPolicy) -> list[bool]:

@@ -23,11 +23,6 @@ def showing(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation:
 
 
 @pytest.fixture(scope="module")
-def folder(tiny: Any) -> str:
-    return tiny("qwen3_vl")
-
-
-@pytest.fixture(scope="module")
 def first(folder: str) -> Rollouts:
     return player(folder, Inline(showing, LIMITS)).rollout(asked())
 

@@ -106,11 +106,6 @@ def test_turns_of_every_other_family_are_too(tiny: Any, family: str, packed: boo
     check_family(tiny(family), family, packed, monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def folder(tiny: Any) -> str:
-    return tiny("qwen3_vl")
-
-
 def test_every_turn_has_a_seed_of_its_own():
     """The same noise in each turn would say the same again wherever the same is likely."""
 

@@ -134,14 +134,9 @@ def test_filters_restrict_what_is_written(tiny):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"temperature": -1.0}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"stop": ("",)}, "stop"),
-    ],
+    ("name", "value"),
+    {"temperature": -1.0, "top_p": 0.0, "max_new_tokens": 0, "stop": ("",)}.items(),
 )
-def test_impossible_sampling_is_refused(wrong, named):
-    with pytest.raises(ValueError, match=rf"(?i)sampling\.{named}"):
-        Sampling(**wrong)
+def test_impossible_sampling_is_refused(name, value):
+    with pytest.raises(ValueError, match=rf"(?i)sampling\.{name}"):
+        Sampling(**{name: value})

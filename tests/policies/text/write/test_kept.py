@@ -82,11 +82,6 @@ def both(folder: str, world: Any = talking, most: int | None = None, **settings:
     return kept, rollouts
 
 
-@pytest.fixture(scope="module")
-def folder(tiny: Any) -> str:
-    return tiny("qwen3_vl")
-
-
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3", "internvl"])
 def test_no_token_is_read_twice(tiny: Any, family: str):
     policy, rollouts = both(tiny(family))

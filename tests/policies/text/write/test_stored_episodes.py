@@ -48,11 +48,6 @@ class Screens:
         return Observation(f"See {len(turns)}:", (str(self.file), self.drawn), reward=number % 2, done=number % 11 == 0)
 
 
-@pytest.fixture(scope="module")
-def folder(tiny: Any) -> str:
-    return tiny("qwen3_vl")
-
-
 @pytest.fixture
 def policy(folder: str, tmp_path: Path) -> TextPolicy:
     return player(folder, Inline(Screens(tmp_path), LIMITS))
