@@ -13,7 +13,7 @@ from torch import Tensor
 from mmrl.core.episodes import Limits
 from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.policies.shared.meta_models import size_of
-from mmrl.policies.text.prompt.encode import Encoded, Encoder
+from mmrl.policies.text.prompt.encode import Encoder
 from mmrl.policies.text.write.observe import observe
 
 STEP = 28
@@ -43,7 +43,7 @@ class DryWorlds:
     """Of the pictures of an episode, as the model is given them."""
 
     def fill(self, encoder: Encoder, longest: int) -> None:
-        """Make the answers, for turns of `longest` tokens."""
+        """Make the answers, for turns of `longest` tokens that no stop token ended, so that the template's is added."""
         limits, token = self.limits, encoder.family.image_token_id
         count = limits.turns - 1
         for k in range(count):
@@ -53,7 +53,7 @@ class DryWorlds:
             while pictures and not (side := self.largest(encoder, pictures, room)):
                 pictures -= 1
             shown = blank(pictures, side)
-            found = encode_answer(encoder, Observation("", shown))
+            found = observe(encoder, Observation("", shown), None)
             left = max(0, min(room - len(found), limits.text))
             self.answers.append(Observation((LETTERS * (left // 26 + 1))[:left], shown))
             self.pictures, self.side = self.pictures + pictures, max(self.side, side)
@@ -63,7 +63,7 @@ class DryWorlds:
     def largest(self, encoder: Encoder, pictures: int, room: int) -> int:
         """The side of the largest pictures, all of which fit; 0 where none do."""
         sides = range(STEP, isqrt(self.limits.pixels) + 1, STEP)
-        fits = bisect(sides, room, key=lambda side: len(encode_answer(encoder, Observation("", blank(pictures, side)))))
+        fits = bisect(sides, room, key=lambda side: len(observe(encoder, Observation("", blank(pictures, side)), None)))
         return sides[fits - 1] if fits else 0
 
     @property
@@ -106,11 +106,6 @@ class OneReading:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
-
-
-def encode_answer(encoder: Encoder, observation: Observation) -> Encoded:
-    """The observation behind a turn that did not end with a stop token, which adds the template's."""
-    return observe(encoder, observation, None)
 
 
 def blank(count: int, side: int) -> tuple[Image.Image, ...]:

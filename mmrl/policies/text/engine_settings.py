@@ -72,13 +72,9 @@ class EngineConfig:
                 "cannot reach it: set policy.engine.folder to a folder that this machine and the servers share, or "
                 'policy.engine.sync = "broadcast"'
             )
-        if self.local:
-            self._refuse_copies()
-
-    def _refuse_copies(self) -> None:
-        if not self.local.startswith("/"):
+        if self.local and not self.local.startswith("/"):
             raise ValueError(f"policy.engine.local is {self.local!r}, and servers have folders of their own: write it from / on")
-        if not self.folder or self.sync == "broadcast":
+        if self.local and (not self.folder or self.sync == "broadcast"):
             why = "policy.engine.folder is empty" if not self.folder else 'policy.engine.sync = "broadcast" writes none'
             raise ValueError(
                 f"policy.engine.local is where machines copy files of weights, and {why}: set policy.engine.folder to a folder "
