@@ -297,9 +297,7 @@ class TextPolicy(PolicyHooks):
 
     def shown(self, trace: TextTrace, view: str) -> Shown:
         """Compact rows, and their prompts under a view."""
-        rows = replace(trace.compact(), packed=self.reads_packed(trace))
-        if view == "plain":
-            return replace(rows, told=()), list(rows.prompts)
+        rows = replace(trace.compact(), packed=self.reads_packed(trace), told=trace.told if view != "plain" else ())
         return show_rows(rows, lambda prompt, told: show(prompt, view, self.views, self.encode, told))
 
     def evaluate(
