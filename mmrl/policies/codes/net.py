@@ -77,7 +77,7 @@ class CodeNet(TextNet):
         positions: Int[Tensor, "a n k"],
         **options: object,
     ) -> Any:
-        """As for text, with the hidden states of all passes side by side."""
+        """The same for codes, with the hidden states of all passes side by side."""
         embeds = torch.cat([embed(x) for embed, x in ((self.words, prompts), (self.codes, fed)) if x is not None], 1)
         mask = None if attention is None else self.twice(attention)
         if isinstance(known := options.get(cache_word()), PairedCache):

@@ -40,10 +40,10 @@ class Generator:
     """Writes completions: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
 
     exact: bool = True
-    """As in FollowsWeights."""
+    """See FollowsWeights."""
 
     def follow(self, weights: Weights, version: int) -> None:
-        """As in FollowsWeights; nothing, where it samples with the live weights or has none."""
+        """Take over the live weights, see FollowsWeights; nothing is done where it samples with these or has none."""
 
     def write(
         self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
