@@ -11,12 +11,12 @@ Licence: own code Apache-2.0; the judge's weights see their card
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mmrl import Group, Need, Sample, Scored
-from mmrl.runtime.ranges import Number, by_name, check_ranges
-from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.runtime.ranges import Number, by_name
+from mmrl.serving.judges.judge import AsksServer, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, number, template_text
 
 ASKED = """Question: {prompt}
@@ -28,11 +28,9 @@ Reply with 1 (it follows) or 0 (it does not) and nothing else."""
 
 
 @dataclass(frozen=True)
-class Consistency:
+class Consistency(AsksServer):
     """1 for answers that follow from what is written before them."""
 
-    server: Endpoint = field(default_factory=Endpoint)
-    """The server that is asked: see `[reward.server]`."""
     correct: Callable[..., Any] | None = None
     """The reward that says what is right, correct.use = "choice"; left out, every answer is judged."""
     least: Number = 0.5
@@ -40,12 +38,6 @@ class Consistency:
     template: str = ""
     """A text with {prompt} and {completion}, or a file with one; empty: mmrl's wording."""
     needs = Need(setup="server (OpenAI-compatible)")
-
-    __post_init__ = check_ranges
-
-    def ready(self) -> None:
-        """Raises RewardUnavailableError without the server."""
-        self.server.ready()
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         right = self._right(group)

@@ -15,7 +15,7 @@ Licence: own code Apache-2.0
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, isfinite, nan
 from typing import Any
@@ -23,9 +23,9 @@ from typing import Any
 from mmrl import Group, Need, Scored
 from mmrl.runtime.net.loops import wait_for
 from mmrl.runtime.ranges import CountOrNone, NonNegative, by_name, check_ranges
-from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask
-from mmrl.serving.judges.pairs import Pair, schedule, win_rates
-from mmrl.serving.judges.verdicts import fill_template, preference, template_text
+from mmrl.serving.judges.judge import Endpoint
+from mmrl.serving.judges.pairs import ask_pairs, schedule, win_rates
+from mmrl.serving.judges.verdicts import fill_template, template_text
 from mmrl.serving.media import pictures_of
 
 QUESTION = (
@@ -71,9 +71,10 @@ class PairwiseWinRate:
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if (self.scorer is None) == (self.server is None):
             raise ValueError(ONE_OF_TWO)
-        pairs = schedule(len(group.samples), self.opponents)
         if self.server is not None:
-            return list(win_rates(len(group.samples), pairs, _ask_judge(self.server, self.template, group, pairs)))
+            text = fill_template(template_text(self.template, QUESTION), prompt=group.prompt.text)
+            return list(ask_pairs(self.server, text, pictures_of(group), self.opponents))
+        pairs = schedule(len(group.samples), self.opponents)
         scorer: Any = self.scorer
         if hasattr(scorer, "compare"):
             return list(win_rates(len(group.samples), pairs, scorer.compare(group, pairs)))
@@ -102,22 +103,3 @@ def _scores(scorer: Any, group: Group) -> list[float | None]:
     if len(values) != len(group.samples):
         raise ValueError(f"the scorer answered {len(values)} values for the {len(group.samples)} samples of {group.prompt.id!r}")
     return [None if value is None else float(value) for value in values]
-
-
-def _ask_judge(server: Endpoint, template: str, group: Group, pairs: Sequence[Pair]) -> Mapping[Pair, float | None]:
-    """The judge's shares. JudgeError if it judged no pair."""
-    text, pictures = fill_template(template_text(template, QUESTION), prompt=group.prompt.text), pictures_of(group)
-    replies = ask(server, [Question(text, [pictures[a], pictures[b]]) for a, b in pairs])
-    shares, errors = [_read(reply) for reply in replies], [reply for reply in replies if isinstance(reply, JudgeError)]
-    if all(share is None for share in shares):
-        raise errors[0] if errors else JudgeError("the judge said of no pair which one is better")
-    return dict(zip(pairs, shares, strict=True))
-
-
-def _read(reply: Reply | JudgeError) -> float | None:
-    if isinstance(reply, JudgeError):
-        return None
-    try:
-        return preference(reply)
-    except JudgeError:
-        return None

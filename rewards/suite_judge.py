@@ -9,25 +9,23 @@ Source: the official code of each test set, named in its file in datasets/suites
 Licence: own code Apache-2.0; the judge's weights see their card
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mmrl import Group, Need, Scored, find_suite
 from mmrl.answers.needs import columns
 from mmrl.data.suites.suite import Judge
 from mmrl.runtime.blame import RewardUnavailableError
-from mmrl.serving.judges.judge import Endpoint, Question, ask_in_lots
+from mmrl.serving.judges.judge import AsksServer, Question, ask_in_lots
 from mmrl.serving.judges.verdicts import final_text
 from mmrl.serving.media import pictures_of, sources_of
 
 
 @dataclass(frozen=True)
-class SuiteJudge:
+class SuiteJudge(AsksServer):
     """A judge's opinion of pictures for one test set; of edits it sees the pictures before them as well."""
 
     suite: str = ""
     """The test set's name: dpg_bench, unigenbench, imgedit."""
-    server: Endpoint = field(default_factory=Endpoint)
-    """The server that is asked: see `[reward.server]`."""
     needs = Need(
         "the column questions, of the data set suite", columns("questions"), setup="server (OpenAI-compatible, with vision)"
     )
@@ -37,7 +35,7 @@ class SuiteJudge:
         """Raises RewardUnavailableError without the server, naming the published judge."""
         judge = self._judge()
         try:
-            self.server.ready()
+            super().ready()
         except RewardUnavailableError as error:
             raise RewardUnavailableError(
                 f"{error}; suite {self.suite} was published with {judge.model} ({judge.source})"
@@ -52,7 +50,6 @@ class SuiteJudge:
             [Question(text, [*sources, picture], text_first=judge.text_first) for text in prompt.columns["questions"]]
             for picture in pictures_of(group)
         ]
-
         return list(ask_in_lots(self.server, asked, lambda replies: judge.read(prompt, [final_text(one) for one in replies])))
 
     def _judge(self) -> Judge:

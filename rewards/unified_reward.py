@@ -15,14 +15,14 @@ Licence: own code Apache-2.0; UnifiedReward's code MIT, weights see their cards
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Need, Scored
-from mmrl.runtime.ranges import CountOrNone, check_ranges
+from mmrl.runtime.ranges import CountOrNone
 from mmrl.serving.files import warn_once
-from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask, ask_for_scores
-from mmrl.serving.judges.pairs import schedule, win_rates
+from mmrl.serving.judges.judge import AsksServer, Question, Reply, ask_for_scores
+from mmrl.serving.judges.pairs import ask_pairs
 from mmrl.serving.judges.verdicts import NUMBER, fill_template, final_text, number, preference, template_text, unreadable
 from mmrl.serving.media import pictures_of
 
@@ -42,11 +42,9 @@ TEMPLATES = {
 
 
 @dataclass(frozen=True)
-class UnifiedReward:
+class UnifiedReward(AsksServer):
     """A trained judge's scores of single pictures, or win rates within the group."""
 
-    server: Endpoint = field(default_factory=Endpoint)
-    """The server that is asked: see `[reward.server]`."""
     form: Literal["point", "axes", "pair", "pair_axes"] = "axes"
     """The question to the judge: one of the four forms above."""
     template: str = ""
@@ -55,15 +53,9 @@ class UnifiedReward:
     """Opponents of every picture, for pairs; 0 = all others, n (n - 1) requests."""
     needs = Need(setup="server (vLLM or SGLang with a CodeGoat24/UnifiedReward model), template")
 
-    __post_init__ = check_ranges
-
     @property
     def pointwise(self) -> bool:
         return self.form in ("point", "axes")
-
-    def ready(self) -> None:
-        """Raises RewardUnavailableError without the server."""
-        self.server.ready()
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if not self.template:
@@ -74,13 +66,7 @@ class UnifiedReward:
         pictures = pictures_of(group)
         if self.form in ("point", "axes"):
             return list(ask_for_scores(self.server, [Question(text, [picture]) for picture in pictures], self._read_one))
-        pairs = schedule(len(pictures), self.opponents)
-        replies = ask(self.server, [Question(text, [pictures[a], pictures[b]]) for a, b in pairs])
-        shares = [self._read_two(reply) for reply in replies]
-        if all(isinstance(share, JudgeError) for share in shares):
-            raise shares[0] if isinstance(shares[0], JudgeError) else JudgeError("no comparison succeeded")
-        known = {pair: None if isinstance(share, JudgeError) else share for pair, share in zip(pairs, shares, strict=True)}
-        return list(win_rates(len(pictures), pairs, known))
+        return list(ask_pairs(self.server, text, pictures, self.opponents, preference if self.form == "pair" else _first_share))
 
     def _read_one(self, reply: Reply) -> Scored:
         if self.form == "point":
@@ -93,15 +79,6 @@ class UnifiedReward:
             raise unreadable(reply, f"no score from 1 to 5 for {', '.join(missing)}")
         own = {axis: found[axis] for axis in AXES}
         return Scored((sum(own.values()) / len(own) - 1) / 4, own)
-
-    def _read_two(self, reply: Reply | JudgeError) -> float | JudgeError:
-        """Share of the first picture."""
-        if isinstance(reply, JudgeError):
-            return reply
-        try:
-            return preference(reply) if self.form == "pair" else _first_share(reply)
-        except JudgeError as error:
-            return error
 
 
 def _first_share(reply: Reply) -> float:

@@ -12,14 +12,13 @@ Source: the usual judge of RL code (Flow-Factory, verl recipes); default templat
 Licence: own code Apache-2.0; the judge's weights see their card
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.data.files.pictures import open_picture
-from mmrl.runtime.ranges import Number, check_ranges
-from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
-from mmrl.serving.judges.verdicts import fill_template, json_number, number, template_text, yes_share
+from mmrl.serving.judges.judge import Question, ask_for_scores
+from mmrl.serving.judges.verdicts import Graded, fill_template, template_text
 from mmrl.serving.media import sources_of
 
 SHOWN = """You see a picture that was made for this description: {prompt}
@@ -49,40 +48,24 @@ def _answer(prompt: Prompt, reward: Any, output: str) -> object:
 
 
 @dataclass(frozen=True)
-class VlmJudge:
+class VlmJudge(Graded):
     """A judge's opinion. Pictures that the policy drew are shown to it, after those that it was to edit if there were any; else
     those of the prompt with the written answer."""
 
-    server: Endpoint = field(default_factory=Endpoint)
-    """The server that is asked: see `[reward.server]`."""
     scoring: Literal["number", "json", "yes"] = "number"
     """How the judge is asked: one of the three forms above."""
     template: str = ""
     """A text with {prompt} (and {answer}, {completion}, or any column), or a file with one; empty: mmrl's wording."""
-    low: Number = 0.0
-    """The worst number that the judge may give."""
-    high: Number = 10.0
-    """The best number that the judge may give."""
     about: Literal["all", "followed", "kept"] = "all"
     """For edits: whether the instruction was followed, the rest was kept, or both. Not with your own templates."""
     key: str = "score"
     """For `json`: the key of its answer that holds the number."""
-    label: str = ""
-    """For `number`: the words in front of the number, such as "Final score"."""
     needs = Need("an answer, where the template says {answer}", _answer, setup="server (OpenAI-compatible, with vision)")
     pointwise = True
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if not self.low < self.high:
-            raise ValueError(f"low {self.low} and high {self.high} of vlm_judge: low must be below high")
-
-    def ready(self) -> None:
-        """Raises RewardUnavailableError without the server."""
-        self.server.ready()
-
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        return list(ask_for_scores(self.server, [self._question(group, sample) for sample in group.samples], self._read))
+        questions = [self._question(group, sample) for sample in group.samples]
+        return list(ask_for_scores(self.server, questions, lambda reply: self.read(reply, self.scoring, self.key)))
 
     def _question(self, group: Group, sample: Sample) -> Question:
         prompt = group.prompt
@@ -104,12 +87,3 @@ class VlmJudge:
         if prompt.answer is None and "{answer}" in text:
             raise ValueError(f"prompt {prompt.id!r} has no answer, which the judge's template asks for: set template")
         return Question(fill_template(text, **values), pictures, probabilities=self.scoring == "yes")
-
-    def _read(self, reply: Reply) -> Scored:
-        if self.scoring == "yes":
-            return Scored(yes_share(reply))
-        if self.scoring == "json":
-            raw = json_number(reply, self.key, self.low, self.high)
-        else:
-            raw = number(reply, self.low, self.high, self.label)
-        return Scored((raw - self.low) / (self.high - self.low), {"raw": raw})

@@ -150,6 +150,20 @@ class Endpoint(ServedModel):
 
 
 @dataclass(frozen=True)
+class AsksServer:
+    """The common base of rewards that ask a server."""
+
+    server: Endpoint = field(default_factory=Endpoint)
+    """The server that is asked: see `[reward.server]`."""
+
+    __post_init__ = check_ranges
+
+    def ready(self) -> None:
+        """Raises RewardUnavailableError without the server."""
+        self.server.ready()
+
+
+@dataclass(frozen=True)
 class Question:
     """A question to the model: pictures and a text."""
 

@@ -1,9 +1,13 @@
 """Comparisons of a group's samples two at a time, each pair in both orders. Imports no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import nan
 
+from PIL import Image
+
 from mmrl.core.samples import Scored
+from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask, reply_of
+from mmrl.serving.judges.verdicts import preference
 
 Pair = tuple[int, int]
 """Numbers of the samples in the order they are shown."""
@@ -19,6 +23,22 @@ def schedule(count: int, opponents: int = 0) -> list[Pair]:
     steps = range(1, count) if opponents == 0 else range(1, min(opponents, count - 1) + 1)
     pairs = {tuple(sorted((i, (i + step) % count))) for i in range(count) for step in steps}
     return [pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))]
+
+
+def ask_pairs(
+    server: Endpoint, text: str, pictures: Sequence[Image.Image], opponents: int = 0, read: Callable[[Reply], float] = preference
+) -> list[Scored]:
+    """Win rates of pictures by a judge, of whose answers `read` reads the share of the first; JudgeError if it judged no pair."""
+    pairs, shares, errors = schedule(len(pictures), opponents), dict[Pair, float](), list[JudgeError]()
+    replies = ask(server, [Question(text, [pictures[a], pictures[b]]) for a, b in pairs])
+    for pair, reply in zip(pairs, replies, strict=True):
+        try:
+            shares[pair] = read(reply_of(reply))
+        except JudgeError as error:
+            errors.append(error)
+    if not shares:
+        raise JudgeError(f"the judge said of no pair which one is better: {errors[0]}")
+    return win_rates(len(pictures), pairs, shares)
 
 
 def win_rates(count: int, pairs: Sequence[Pair], outcomes: Mapping[Pair, float | None]) -> list[Scored]:

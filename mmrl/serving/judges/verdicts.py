@@ -3,13 +3,44 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from mmrl.core.samples import Scored
 from mmrl.runtime.net.fetch import words
 from mmrl.runtime.net.secrets import Json
-from mmrl.serving.judges.judge import JudgeError, Reply
+from mmrl.runtime.ranges import Number, check_ranges
+from mmrl.serving.judges.judge import AsksServer, JudgeError, Reply
 
 NUMBER = r"(?<![\d.,])(-?(?:\d+(?:\.\d+)?|\.\d+))(?![.,]?\d)"
+
+
+@dataclass(frozen=True)
+class Graded(AsksServer):
+    """The common base of rewards whose judge gives a number of a scale, or says yes or no."""
+
+    template: str = ""
+    """A text with {prompt}, or a file with one; empty: mmrl's wording."""
+    low: Number = 0.0
+    """The worst number that the judge may give."""
+    high: Number = 10.0
+    """The best number that the judge may give."""
+    label: str = ""
+    """For `number`: the words in front of the number, such as "Final score"."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not self.low < self.high:
+            raise ValueError(f"{type(self).__name__}: low is {self.low} and high {self.high}: low must be below high")
+
+    def read(self, reply: Reply, scoring: str, key: str = "") -> Scored:
+        """The judge's opinion in [0, 1]; `scoring` is number, json (the number under `key`) or yes."""
+        if scoring == "yes":
+            return Scored(yes_share(reply))
+        raw = (
+            json_number(reply, key, self.low, self.high) if scoring == "json" else number(reply, self.low, self.high, self.label)
+        )
+        return Scored((raw - self.low) / (self.high - self.low), {"raw": raw})
 
 
 def fill_template(template: str, /, **values: object) -> str:
