@@ -10,12 +10,12 @@ Source: none
 Licence: own code Apache-2.0; the picture reward's see there
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.serving.inside import Inner, ask_inside, move_inside, refuse_no_inner, wished
+from mmrl.serving.inside import AroundPictures, wished
 
 
 def _wish(prompt: Prompt, reward: Any, output: str) -> object:
@@ -23,23 +23,14 @@ def _wish(prompt: Prompt, reward: Any, output: str) -> object:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(AroundPictures):
     """A picture reward under the user's words. ValueError without a picture reward, or for prompts without the column."""
 
-    picture: Callable[..., Any] | None = None
-    """A reward of pictures, with its settings: `picture.use = "pick_score"`."""
     column: str = "asked"
     """The column with the user's words."""
     needs = Need("the column asked", _wish, setup='picture (a reward of pictures, picture.use = "pick_score")')
 
-    def ready(self) -> None:
-        """Raises ValueError without a picture reward."""
-        refuse_no_inner(self.picture, "asked", "pictures")
-
-    def to(self, device: str) -> None:
-        move_inside(self.picture, device)
-
     def __call__(self, group: Group) -> Sequence[Scored | None]:
         self.ready()
         own = replace(wished(group.prompt, self.column, "asked"), media=group.prompt.media)
-        return ask_inside(cast(Inner, self.picture), replace(group, prompt=own), "pictures")
+        return self.ask(replace(group, prompt=own))

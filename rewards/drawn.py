@@ -15,7 +15,7 @@ unread texts: own
 Licence: own code Apache-2.0; the painter's weights and the picture reward's see their cards
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -23,8 +23,8 @@ import numpy as np
 
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers.block import answer_block, opened_text
-from mmrl.runtime.ranges import Count, Number, Seed, check_ranges
-from mmrl.serving.inside import Inner, ask_inside, mean_of, move_inside, refuse_no_inner, wished
+from mmrl.runtime.ranges import Count, Number, Seed
+from mmrl.serving.inside import AroundPictures, mean_of, move_inside, wished
 from mmrl.serving.scorers.painting import Asked, Painting, encodable, seed_of, studio_of
 from mmrl.serving.scorers.sizes import ModelSize
 
@@ -34,11 +34,9 @@ def _wish(prompt: Prompt, reward: Any, output: str) -> object:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(AroundPictures):
     """A picture reward's score of what was drawn from a text. ValueError without a picture reward or a painter."""
 
-    picture: Callable[..., Any] | None = None
-    """A reward of pictures, with its settings: `picture.use = "pick_score"`."""
     painter: Painting = field(default_factory=Painting)
     """Who draws: see `[reward.painter]`."""
     seeds: Count = 1
@@ -60,8 +58,6 @@ class Drawn:
     )
     shows = "image"
 
-    __post_init__ = check_ranges
-
     @property
     def held_out(self) -> "Drawn | None":
         """The reward of held-out prompts, which draws the user's own words beside."""
@@ -69,15 +65,15 @@ class Drawn:
 
     def ready(self) -> None:
         """Raises ValueError without a picture reward or painter, and what `Painting.ready` raises."""
-        refuse_no_inner(self.picture, "drawn", "pictures")
+        super().ready()
         self.painter.ready()
 
     def models(self) -> Sequence[ModelSize]:
         return self.painter.models()
 
     def to(self, device: str) -> None:
-        for one in (studio_of(self.painter).painter, cast(Any, self.picture)):
-            move_inside(one, device)
+        super().to(device)
+        move_inside(studio_of(self.painter).painter, device)
 
     def wished(self, prompt: Prompt) -> Prompt:
         """The prompt as the picture reward reads it: the user's words, without pictures."""
@@ -88,7 +84,7 @@ class Drawn:
 
     def score_all(self, groups: Sequence[Group]) -> list[list[float | Scored | None]]:
         """The scores of all groups of a step, drawn in one call."""
-        refuse_no_inner(self.picture, "drawn", "pictures")
+        super().ready()
         texts = [[self._text(sample, group.prompt) for sample in group.samples] for group in groups]
         wishes = [self.wished(group.prompt) for group in groups]
         wanted: list[Asked] = []
@@ -113,7 +109,7 @@ class Drawn:
         own = [next(made) for _ in range(self.seeds)] if self.beside else []
         pictures = [one for some in [*drawn, own] for one in some if isinstance(one, Sample)]
         inner = replace(group, prompt=wish, samples=tuple(Sample(image=one.image) for one in pictures))
-        answers = iter(ask_inside(cast(Inner, self.picture), inner, "pictures") if pictures else [])
+        answers = iter(self.ask(inner))
         found = [[next(answers) if isinstance(one, Sample) else Scored(np.nan) for one in some] for some in drawn]
         beside = mean_of([next(answers) if isinstance(one, Sample) else Scored(np.nan) for one in own])
         scores = [mean_of(some) for some in found]

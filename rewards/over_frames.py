@@ -12,24 +12,22 @@ Source: mean as in Flow-GRPO's OCR of clips (arXiv:2505.05470) and in Flow-Facto
 Licence: own code Apache-2.0; the picture reward's see there
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 
 from mmrl import Group, Need, Sample, Scored
-from mmrl.runtime.ranges import Count, Share, check_ranges
-from mmrl.serving.inside import Inner, ask_inside, mean_parts, move_inside, refuse_no_inner
+from mmrl.runtime.ranges import Count, Share
+from mmrl.serving.inside import AroundPictures, mean_parts
 from mmrl.serving.media import change_of, clip_of, frames_of
 
 
 @dataclass(frozen=True)
-class OverFrames:
+class OverFrames(AroundPictures):
     """A picture reward's score of a clip. ValueError for samples without a clip, or without a picture reward."""
 
-    picture: Callable[..., Any] | None = None
-    """A reward for pictures, with its settings: `picture.use = "pick_score"`."""
     frames: Count = 4
     """At most this many frames of each clip are scored; over = "first" takes one."""
     over: Literal["mean", "min", "first"] = "mean"
@@ -39,21 +37,12 @@ class OverFrames:
     needs = Need(setup='picture (a reward of pictures, picture.use = "pick_score")')
     shows = "image"
 
-    __post_init__ = check_ranges
-
-    def ready(self) -> None:
-        """Raises ValueError without a picture reward."""
-        refuse_no_inner(self.picture, "over_frames", "pictures")
-
-    def to(self, device: str) -> None:
-        move_inside(self.picture, device)
-
     def __call__(self, group: Group) -> list[float | Scored | None]:
         self.ready()
         count = 1 if self.over == "first" else self.frames
         shown = [frames_of(sample, count, group.prompt.id) for sample in group.samples]
         frames = replace(group, samples=tuple(Sample(image=one) for own in shown for one in own))
-        answers = iter(ask_inside(cast(Inner, self.picture), frames, "frames"))
+        answers = iter(self.ask(frames, "frames"))
         found = [self._reduce([next(answers) for _ in own]) for own in shown]
         known = [one.value for one in found if one is not None and one.value is not None]
         scored: list[float | Scored | None] = []

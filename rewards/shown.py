@@ -12,15 +12,15 @@ Source: last and best pictures as in GenAgent (arXiv:2601.18543); price: own
 Licence: own code Apache-2.0; the picture reward's see there
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.runtime.ranges import NonNegative, Number, check_ranges
-from mmrl.serving.inside import Inner, ask_inside, move_inside, refuse_no_inner, wished
+from mmrl.runtime.ranges import NonNegative, Number
+from mmrl.serving.inside import AroundPictures, wished
 
 
 def _wish(prompt: Prompt, reward: Any, output: str) -> object:
@@ -28,11 +28,9 @@ def _wish(prompt: Prompt, reward: Any, output: str) -> object:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(AroundPictures):
     """A picture reward's score of an episode's pictures. ValueError without a picture reward."""
 
-    picture: Callable[..., Any] | None = None
-    """A reward of pictures, with its settings: `picture.use = "object_counts"`."""
     over: Literal["last", "best"] = "last"
     """Which picture counts."""
     price: NonNegative = 0.0
@@ -49,22 +47,13 @@ class Shown:
     )
     shows = "image"
 
-    __post_init__ = check_ranges
-
-    def ready(self) -> None:
-        """Raises ValueError without a picture reward."""
-        refuse_no_inner(self.picture, "shown", "pictures")
-
-    def to(self, device: str) -> None:
-        move_inside(self.picture, device)
-
     def __call__(self, group: Group) -> list[float | Scored | None]:
         self.ready()
         pictures = [_pictures(sample) for sample in group.samples]
         flat = tuple(Sample(image=one) for own in pictures for one in own)
         wish = wished(group.prompt, self.wish, "shown")
         inner = replace(group, prompt=wish, samples=flat)
-        answers = iter(ask_inside(cast(Inner, self.picture), inner, "pictures") if flat else [])
+        answers = iter(self.ask(inner))
         found = [[next(answers) for _ in own] for own in pictures]
         if any(one is None or one.value is None for own in found for one in own):
             return [None] * len(found)

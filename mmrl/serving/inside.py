@@ -1,44 +1,54 @@
 """Rewards inside rewards: one that looks at what another makes of a sample. Imports no torch."""
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
 from mmrl.core.samples import Group, Prompt, Scored
 from mmrl.runtime.net.loops import wait_for
-from mmrl.runtime.ranges import by_name
-
-Inner = Callable[..., Any]
-"""A reward in a field of another."""
+from mmrl.runtime.ranges import by_name, check_ranges
 
 
-def refuse_no_inner(inner: Inner | None, name: str, what: str) -> None:
-    """Raise ValueError where no reward is inside: `name` is the outer one's, `what` says of what the inner one is."""
-    if inner is None:
-        raise ValueError(f'{name} needs a reward of {what}: set picture.use, such as picture = {{ use = "pick_score" }}')
+@dataclass(frozen=True)
+class AroundPictures:
+    """The common base of rewards that hand pictures on to a picture reward."""
+
+    picture: Callable[..., Any] | None = None
+    """A reward of pictures, with its settings: `picture.use = "pick_score"`."""
+
+    __post_init__ = check_ranges
+
+    def ready(self) -> None:
+        """Raises ValueError without a picture reward."""
+        if self.picture is None:
+            name = re.sub(r"\B(?=[A-Z])", "_", type(self).__name__).lower()
+            raise ValueError(f'{name} needs a reward of pictures: set picture.use, such as picture = {{ use = "pick_score" }}')
+
+    def to(self, device: str) -> None:
+        """Move the picture reward, where it can be moved."""
+        move_inside(self.picture, device)
+
+    def ask(self, group: Group, what: str = "pictures") -> list[Scored | None]:
+        """The picture reward's answer for each sample of a group; ValueError where it does not answer one per sample."""
+        assert self.picture is not None
+        answers = self.picture(group) if group.samples else []
+        found = list(wait_for(answers) if inspect.isawaitable(answers) else answers)
+        if len(found) != len(group.samples):
+            raise ValueError(
+                f"the picture reward answered {len(found)} values for {len(group.samples)} {what} of prompt "
+                f"{group.prompt.id!r}: let it return one per sample"
+            )
+        return [None if one is None else one if isinstance(one, Scored) else Scored(*by_name(one)) for one in found]
 
 
 def move_inside(inner: object, device: str) -> None:
     """Move what is inside a reward to a device, where it can be moved."""
     if (move := getattr(inner, "to", None)) is not None:
         move(device)
-
-
-def ask_inside(inner: Inner, group: Group, what: str) -> list[Scored | None]:
-    """The inner reward's answer for each sample of a group; ValueError where it does not answer one per sample."""
-    answers = inner(group)
-    if inspect.isawaitable(answers):
-        answers = wait_for(answers)
-    found = list(answers)
-    if len(found) != len(group.samples):
-        raise ValueError(
-            f"the picture reward answered {len(found)} values for {len(group.samples)} {what} of prompt {group.prompt.id!r}: "
-            "let it return one per sample"
-        )
-    return [None if one is None else one if isinstance(one, Scored) else Scored(*by_name(one)) for one in found]
 
 
 def wished(prompt: Prompt, column: str, name: str) -> Prompt:
