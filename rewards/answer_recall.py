@@ -17,11 +17,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import Template, answer_block
+from mmrl.answers.block import InTemplate, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off
-from mmrl.runtime.ranges import Count, check_ranges
+from mmrl.answers.questions import is_off, score_answers
+from mmrl.runtime.ranges import Count
 
 __all__ = ["AnswerRecall"]
 LEFT_OUT = {"the", "an"}
@@ -52,22 +52,17 @@ def true_answers(prompt: Prompt) -> list[str]:
 
 
 @dataclass(frozen=True)
-class AnswerRecall:
+class AnswerRecall(InTemplate):
     """The share of the true answer's words that are there, or all or nothing where it is short."""
 
     long: Count = 5
     """Words of the only true answer above which the share itself is the reward."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("a text as answer, or several", answer(true_answers))
 
-    __post_init__ = check_ranges
     pointwise = True
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        if group.prompt.answer is None:
-            return [None] * len(group.samples)
-        return [self._score(group.prompt, sample, true_answers(group.prompt)) for sample in group.samples]
+        return score_answers(group, true_answers, self._score)
 
     def _score(self, prompt: Prompt, sample: Sample, truths: list[str]) -> Scored:
         off = is_off(prompt, sample, self.template)

@@ -20,7 +20,7 @@ from typing import Any
 
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers import numbers
-from mmrl.answers.block import Template, answer_block
+from mmrl.answers.block import InTemplate, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.choices import choice_score
 from mmrl.answers.questions import is_off, problem_type, read_letters, true_letters, true_number, true_text
@@ -28,7 +28,7 @@ from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit
 from mmrl.answers.words import error_rate, rouge
 from mmrl.data.validate import check_answer
-from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
+from mmrl.runtime.ranges import NonNegative, Positive
 from mmrl.serving.judges.math_grader import grade_math
 
 
@@ -39,7 +39,7 @@ def _type_of(prompt: Prompt, reward: Any, output: str) -> object:
 
 
 @dataclass(frozen=True)
-class ByType:
+class ByType(InTemplate):
     """Scored by the column of the row. ValueError naming the row for an unknown type; a prompt without answer gets None."""
 
     column: str = "problem_type"
@@ -54,11 +54,7 @@ class ByType:
     """The unit of numbers without one in spans of time."""
     limit_s: Positive = 5.0
     """Seconds until the comparison of two expressions is given up and the sample fails."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("the column problem_type, and an answer of that type", _type_of, setup='pip install "mmrl[rewards]"')
-
-    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         kind = problem_type(group.prompt, self.column)

@@ -16,15 +16,15 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Need, Scored
-from mmrl.answers.block import Template
+from mmrl import Group, Need, Prompt, Sample, Scored
+from mmrl.answers.block import InTemplate
 from mmrl.answers.choices import choice_score
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, read_letters, true_letters
+from mmrl.answers.questions import is_off, read_letters, score_answers, true_letters
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(InTemplate):
     """Right letters. Text that names none scores 0 and is counted; no answer gets None.
 
     The prompt's answer is "B", "A,C" or a list; its column `options`, if there is one, holds the wordings.
@@ -32,19 +32,14 @@ class Choice:
 
     kind: Literal["exact", "soft"] = "exact"
     """All or nothing (exact), or shares of the right letters (soft)."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("letters as answer; the column options, the wordings, if answers may be written out", answer(true_letters))
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        if group.prompt.answer is None:
-            return [None] * len(group.samples)
-        truth = true_letters(group.prompt)
-        return [self._score(group, i, truth) for i in range(len(group.samples))]
+        return score_answers(group, true_letters, self._score)
 
-    def _score(self, group: Group, i: int, truth: frozenset[str]) -> Scored:
-        off = is_off(group.prompt, group.samples[i], self.template)
-        letters = frozenset[str]() if off else read_letters(group.prompt, group.samples[i])
+    def _score(self, prompt: Prompt, sample: Sample, truth: frozenset[str]) -> Scored:
+        off = is_off(prompt, sample, self.template)
+        letters = frozenset[str]() if off else read_letters(prompt, sample)
         exact, soft = (choice_score(letters, truth, soft) for soft in (False, True))
         parts = {"exact": exact, "soft": soft, "unparsed": float(not letters and not off), "format": float(not off)}
         return Scored(soft if self.kind == "soft" else exact, parts)

@@ -13,30 +13,18 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Box, Group, Need, Scored
-from mmrl.answers.block import Template
-from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
+from mmrl import Need, Scored
+from mmrl.answers.boxes.attempts import Attempt, OfBoxes, true_boxes
 from mmrl.answers.boxes.box import giou, iou
 from mmrl.answers.needs import answer
 
 
 @dataclass(frozen=True)
-class Giou:
+class Giou(OfBoxes):
     """(1 + GIoU) / 2 with the one true box. Text without a readable box scores 0 and is counted; no answer gets None."""
 
-    space: AnySpace = "auto"
-    """Space in which the model writes; auto = the one of the policy's family."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("a true box as answer", answer(true_boxes))
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_attempts(group, self.space, self.template, self._score)
-
-    def _score(self, attempt: Attempt) -> Scored:
-        value, overlap = attempt.best(_unit_giou), attempt.best(iou)
+    def score(self, attempt: Attempt) -> Scored:
+        value, overlap = attempt.best(lambda box, truth: (1 + giou(box, truth)) / 2), attempt.best(iou)
         return Scored(value, {"giou": value, "iou": overlap, "acc50": float(overlap >= 0.5), **attempt.parts()})
-
-
-def _unit_giou(box: Box, truth: Box) -> float:
-    return (1 + giou(box, truth)) / 2

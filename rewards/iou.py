@@ -13,28 +13,20 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Scored
-from mmrl.answers.block import Template
-from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
+from mmrl import Need, Scored
+from mmrl.answers.boxes.attempts import Attempt, OfBoxes, true_boxes
 from mmrl.answers.boxes.box import iou
 from mmrl.answers.boxes.detection import point_in_box
 from mmrl.answers.needs import answer
 
 
 @dataclass(frozen=True)
-class Iou:
+class Iou(OfBoxes):
     """IoU with the one true box. Text without a readable box scores 0 and is counted; a prompt without answer gets None."""
 
-    space: AnySpace = "auto"
-    """Space in which the model writes; auto = the one of the policy's family."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("a true box as answer", answer(true_boxes))
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_attempts(group, self.space, self.template, self._score)
-
-    def _score(self, attempt: Attempt) -> Scored:
+    def score(self, attempt: Attempt) -> Scored:
         value = attempt.best(iou)
         hit = attempt.best(lambda box, truth: float(point_in_box(box.center, truth)))
         return Scored(value, {"iou": value, "hit": hit, "acc50": float(value >= 0.5), **attempt.parts()})

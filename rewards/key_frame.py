@@ -12,33 +12,22 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Scored
-from mmrl.answers.block import Template
+from mmrl import Need, Scored
 from mmrl.answers.needs import answer
-from mmrl.answers.spans.attempts import SpanAttempt, score_spans, true_spans
+from mmrl.answers.spans.attempts import OfSpans, SpanAttempt, true_spans
 from mmrl.answers.spans.detection import key_frame_hit
-from mmrl.answers.spans.interval import Unit
-from mmrl.runtime.ranges import Count, check_ranges
+from mmrl.runtime.ranges import Count
 
 
 @dataclass(frozen=True)
-class KeyFrame:
+class KeyFrame(OfSpans):
     """Share of named times inside the true spans. Text without a time scores 0 and is counted; no answer gets None."""
 
-    unit: Unit = "seconds"
-    """The unit of numbers without one."""
     most: Count = 8
     """Text that names more times scores 0."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("a true span or several as answer", answer(true_spans))
 
-    __post_init__ = check_ranges
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_spans(group, self.unit, self.template, self._score)
-
-    def _score(self, attempt: SpanAttempt) -> Scored:
+    def score(self, attempt: SpanAttempt) -> Scored:
         value = key_frame_hit(attempt.times, attempt.truth) if len(attempt.times) <= self.most else 0.0
         parts = {**attempt.parts(), "unparsed": float(not attempt.times and attempt.keeps_format)}
         return Scored(value, {"hit": value, "times": float(len(attempt.times)), **parts})

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.answers.block import Template, answer_block, keeps_format, strip_fence
+from mmrl.answers.block import InTemplate, answer_block, keeps_format, strip_fence
 from mmrl.answers.boxes.attempts import AnySpace, completion_text
 from mmrl.answers.boxes.box import Box, Space, is_inside
 from mmrl.answers.boxes.detection import mean_iou
@@ -38,15 +38,13 @@ class _Frame(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KeyFrameBoxes:
+class KeyFrameBoxes(InTemplate):
     """Share of the largest area, plus mean IoU of the boxes. Text without a frame scores 0 and is counted; no masks get None."""
 
     space: AnySpace = "auto"
     """Space in which the model writes; auto = the one of the policy's family."""
     column: str = "masks"
     """The column with the masks."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("the column masks, a list of masks per frame", lambda p, r, _: p.columns.get(r.column), package="pycocotools")
 
     pointwise = True

@@ -16,11 +16,11 @@ Licence: Apache-2.0
 import re
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Sample, Scored
-from mmrl.answers.block import Template, answer_block
+from mmrl import Group, Need, Prompt, Sample, Scored
+from mmrl.answers.block import InTemplate, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, true_text
+from mmrl.answers.questions import is_off, score_answers, true_text
 from mmrl.runtime.ranges import NonNegative, check_ranges
 
 Label = tuple[str, ...]
@@ -29,13 +29,11 @@ MOST = 1_000
 
 
 @dataclass(frozen=True)
-class LabelLevels:
+class LabelLevels(InTemplate):
     """The mean over levels of F-measures. A prompt without answer gets None; ValueError for weights that are all 0."""
 
     weights: tuple[NonNegative, ...] = ()
     """Of the levels, from the coarsest; the last one counts for all that are finer. Empty: all weigh the same."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("labels as answer, a text", answer(true_text))
 
     def __post_init__(self) -> None:
@@ -44,14 +42,11 @@ class LabelLevels:
             raise ValueError("label_levels: weights are all 0, so nothing would count: set one above 0, or leave them out")
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        if group.prompt.answer is None:
-            return [None] * len(group.samples)
-        truth = _labels_in(true_text(group.prompt))
-        return [self._score(group, sample, truth) for sample in group.samples]
+        return score_answers(group, lambda prompt: _labels_in(true_text(prompt)), self._score)
 
-    def _score(self, group: Group, sample: Sample, truth: frozenset[Label]) -> Scored:
-        off = is_off(group.prompt, sample, self.template)
-        written = frozenset[Label]() if off else _labels_in(answer_block(completion_text(group.prompt, sample)))
+    def _score(self, prompt: Prompt, sample: Sample, truth: frozenset[Label]) -> Scored:
+        off = is_off(prompt, sample, self.template)
+        written = frozenset[Label]() if off else _labels_in(answer_block(completion_text(prompt, sample)))
         deepest = max(map(len, truth | written), default=0)
         found = {level: _f_measure(_first(written, level), _first(truth, level)) for level in range(1, deepest + 1)}
         weights = {level: self._weight(level) for level in found}

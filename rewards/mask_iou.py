@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import Template, answer_block, keeps_format, strip_fence
+from mmrl.answers.block import InTemplate, answer_block, keeps_format, strip_fence
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.masks import NotAMaskError, Size, read_mask
 from mmrl.answers.needs import answer
@@ -36,11 +36,9 @@ def _true_mask(prompt: Prompt) -> object:
 
 
 @dataclass(frozen=True)
-class MaskIou:
+class MaskIou(InTemplate):
     """IoU of masks. A prompt without an answer gets None; an answer that is no mask is an error."""
 
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("a mask as answer", answer(_true_mask), package="pycocotools")
 
     pointwise = True

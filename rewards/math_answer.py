@@ -16,40 +16,35 @@ Licence: own code Apache-2.0; Math-Verify Apache-2.0
 from dataclasses import dataclass
 from math import nan
 
-from mmrl import Group, Need, Scored
-from mmrl.answers.block import Template, answer_block, keeps_format
+from mmrl import Group, Need, Prompt, Sample, Scored
+from mmrl.answers.block import InTemplate, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.needs import answer
-from mmrl.runtime.ranges import Count, Positive, check_ranges
+from mmrl.answers.questions import is_off, score_answers
+from mmrl.runtime.ranges import Count, Positive
 from mmrl.serving.judges.math_grader import grade_math
 
 
 @dataclass(frozen=True)
-class MathAnswer:
+class MathAnswer(InTemplate):
     """1 for an answer equal to the true one. No answer in the prompt: None; one that is no expression is an error."""
 
     limit_s: Positive = 5.0
     """For one sample."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     most_characters: Count = 2000
     """A longer answer is unreadable."""
     needs = Need("a number or a text with LaTeX as answer", answer(), package="math_verify")
 
-    __post_init__ = check_ranges
-
     pointwise = True
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        if group.prompt.answer is None:
-            return [None] * len(group.samples)
-        truth = str(group.prompt.answer).strip()
-        return [self._score(completion_text(group.prompt, sample), truth, group.prompt.id) for sample in group.samples]
+        return score_answers(group, lambda prompt: str(prompt.answer).strip(), self._score)
 
-    def _score(self, text: str, truth: str, prompt_id: str) -> Scored:
-        if self.template is not None and not keeps_format(text, self.template):
+    def _score(self, prompt: Prompt, sample: Sample, truth: str) -> Scored:
+        if is_off(prompt, sample, self.template):
             return _score_of(0.0, format=0.0)
-        grade = grade_math(answer_block(text), truth, prompt_id, self.limit_s, self.most_characters)
+        text = answer_block(completion_text(prompt, sample))
+        grade = grade_math(text, truth, prompt.id, self.limit_s, self.most_characters)
         value = nan if grade.timeout else float(grade.equal)
         return _score_of(value, unparsed=float(grade.unparsed), timeout=float(grade.timeout))
 

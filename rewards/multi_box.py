@@ -17,20 +17,17 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Need, Scored
-from mmrl.answers.block import Template
-from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
+from mmrl import Need, Scored
+from mmrl.answers.boxes.attempts import Attempt, OfBoxes, true_boxes
 from mmrl.answers.boxes.detection import f1, mean_average_precision, mean_iou
 from mmrl.answers.needs import answer
-from mmrl.runtime.ranges import NonNegative, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Share
 
 
 @dataclass(frozen=True)
-class MultiBox:
+class MultiBox(OfBoxes):
     """F1, mean IoU or mAP over a picture's boxes. If there is no true box, the right answer is [] or None."""
 
-    space: AnySpace = "auto"
-    """Space in which the model writes; auto = the one of the policy's family."""
     kind: Literal["f1", "mean_iou", "map"] = "f1"
     """How the fit is measured: one of the three ways above."""
     threshold: Share = 0.5
@@ -39,16 +36,9 @@ class MultiBox:
     """True: only boxes with equal labels pair up. `map` always looks at labels."""
     count_penalty: NonNegative = 0.0
     """Subtracted when the number of boxes is as wrong as it can be; in proportion otherwise."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("true boxes as answer", answer(true_boxes))
 
-    __post_init__ = check_ranges
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_attempts(group, self.space, self.template, self._score)
-
-    def _score(self, attempt: Attempt) -> Scored:
+    def score(self, attempt: Attempt) -> Scored:
         predicted, truth = attempt.predicted, attempt.truth
         if not predicted and not attempt.says_nothing:
             return Scored(0.0, {"f1": 0.0, "mean_iou": 0.0, "count_error": 1.0, **attempt.parts()})

@@ -15,17 +15,17 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Need, Sample, Scored
+from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers import numbers
-from mmrl.answers.block import Template
+from mmrl.answers.block import InTemplate
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, true_number
-from mmrl.runtime.ranges import NonNegative, check_ranges
+from mmrl.answers.questions import is_off, score_answers, true_number
+from mmrl.runtime.ranges import NonNegative
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(InTemplate):
     """Right or close numbers. Text without one clear number scores 0 and is counted; no answer gets None."""
 
     kind: Literal["exact", "regression", "relative"] = "exact"
@@ -34,21 +34,14 @@ class Number:
     """Share of the true number by which `exact` may be off."""
     absolute: NonNegative = 0.0
     """How far off `exact` may be, in units of the number."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("a number as answer", answer(true_number))
 
-    __post_init__ = check_ranges
-
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        if group.prompt.answer is None:
-            return [None] * len(group.samples)
-        truth = true_number(group.prompt)
-        return [self._score(group, sample, truth) for sample in group.samples]
+        return score_answers(group, true_number, self._score)
 
-    def _score(self, group: Group, sample: Sample, truth: numbers.Number) -> Scored:
-        off = is_off(group.prompt, sample, self.template)
-        number = None if off else numbers.parse_number(completion_text(group.prompt, sample))
+    def _score(self, prompt: Prompt, sample: Sample, truth: numbers.Number) -> Scored:
+        off = is_off(prompt, sample, self.template)
+        number = None if off else numbers.parse_number(completion_text(prompt, sample))
         parts = {"unparsed": float(number is None and not off), "format": float(not off)}
         if number is None:
             return Scored(0.0, {"exact": 0.0, **parts})

@@ -13,36 +13,31 @@ Licence: own code Apache-2.0; rapidfuzz MIT
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Need, Sample, Scored
-from mmrl.answers.block import Template, answer_block
+from mmrl import Group, Need, Prompt, Sample, Scored
+from mmrl.answers.block import InTemplate, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, true_text
+from mmrl.answers.questions import is_off, score_answers, true_text
 from mmrl.answers.words import error_rate
 
 
 @dataclass(frozen=True)
-class OcrWer:
+class OcrWer(InTemplate):
     """1 - WER or 1 - CER with the true text, never below 0. A prompt without answer gets None."""
 
     of: Literal["words", "characters"] = "words"
     """Count errors in words or in characters."""
     ignore_case: bool = False
     """True: upper and lower case are the same."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("the text that can be read as answer", answer(true_text), package="rapidfuzz")
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        if group.prompt.answer is None:
-            return [None] * len(group.samples)
-        truth = true_text(group.prompt)
-        return [self._score(group, sample, truth) for sample in group.samples]
+        return score_answers(group, true_text, self._score)
 
-    def _score(self, group: Group, sample: Sample, truth: str) -> Scored:
-        if is_off(group.prompt, sample, self.template):
+    def _score(self, prompt: Prompt, sample: Sample, truth: str) -> Scored:
+        if is_off(prompt, sample, self.template):
             return Scored(0.0, {"error_rate": 1.0, "format": 0.0})
-        rate = error_rate(self._pieces(answer_block(completion_text(group.prompt, sample))), self._pieces(truth))
+        rate = error_rate(self._pieces(answer_block(completion_text(prompt, sample))), self._pieces(truth))
         return Scored(max(0.0, 1 - rate), {"error_rate": rate, "format": 1.0})
 
     def _pieces(self, text: str) -> list[str]:

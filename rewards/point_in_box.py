@@ -14,42 +14,32 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Box, Group, Need, Scored
-from mmrl.answers.block import Template
-from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
+from mmrl import Box, Need, Scored
+from mmrl.answers.boxes.attempts import Attempt, OfBoxes, true_boxes
 from mmrl.answers.boxes.box import iou
 from mmrl.answers.boxes.detection import point_in_box
 from mmrl.answers.needs import answer
-from mmrl.runtime.ranges import Number, check_ranges
+from mmrl.runtime.ranges import Number
 
 
 @dataclass(frozen=True)
-class PointInBox:
+class PointInBox(OfBoxes):
     """Hit, plus shares of IoU and of closeness of the corners. Text without a readable box scores 0 and is counted."""
 
-    space: AnySpace = "auto"
-    """Space in which the model writes; auto = the one of the policy's family."""
     iou_coef: Number = 0.25
     """Added to the hit for an IoU of 1, in proportion for less."""
     size_coef: Number = 0.125
     """Above 0 needs the picture's size, unless the space is norm1000 or norm1."""
     points: bool = False
     """True: a text that names no box but one point is scored by the hit of that point."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("a true box as answer", answer(true_boxes))
-
-    __post_init__ = check_ranges
 
     @property
     def asks_points(self) -> bool:
         """Does a point earn as much as a box?"""
         return self.points and not (self.iou_coef or self.size_coef)
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_attempts(group, self.space, self.template, self._score)
-
-    def _score(self, attempt: Attempt) -> Scored:
+    def score(self, attempt: Attempt) -> Scored:
         parts = attempt.parts()
         hit = attempt.best(lambda box, truth: float(point_in_box(box.center, truth)))
         if self.points and len(attempt.points) == 1:

@@ -16,25 +16,21 @@ from math import exp
 from statistics import fmean, pstdev
 
 from mmrl import Group, Interval, Need, Scored
-from mmrl.answers.block import Template
+from mmrl.answers.block import InTemplate
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit, temporal_iou
-from mmrl.runtime.ranges import NonNegative, check_ranges
+from mmrl.runtime.ranges import NonNegative
 
 
 @dataclass(frozen=True)
-class PseudoSpan:
+class PseudoSpan(InTemplate):
     """Agreement with the group's mean span. Text without a span scores 0; a group with fewer than two of them gets None."""
 
     gamma: NonNegative = 1.0
     """How fast trust fades as spans spread; 0 = all are trusted equally."""
     unit: Unit = "seconds"
     """The unit of numbers without one."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need(samples=2, alone="1 for any answer that can be read", setup="the clip's duration, for spans in shares of it")
-
-    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         unlabelled = replace(group.prompt, answer=())

@@ -16,30 +16,22 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Need, Scored
-from mmrl.answers.block import Template
+from mmrl import Need, Scored
 from mmrl.answers.needs import answer
-from mmrl.answers.spans.attempts import SpanAttempt, score_spans, true_spans
+from mmrl.answers.spans.attempts import OfSpans, SpanAttempt, true_spans
 from mmrl.answers.spans.detection import mean_average_precision
-from mmrl.answers.spans.interval import Unit, temporal_iou
+from mmrl.answers.spans.interval import temporal_iou
 
 
 @dataclass(frozen=True)
-class TemporalIou:
+class TemporalIou(OfSpans):
     """IoU with the true span or spans. Text without a readable span scores 0 and is counted; no answer gets None."""
 
-    unit: Unit = "seconds"
-    """The unit of numbers without one: seconds, frames (that the model was shown) or norm (shares of the clip)."""
     kind: Literal["iou", "time_r1", "map"] = "iou"
     """How overlap is measured: one of the three formulas above."""
-    template: Template | None = None
-    """If set, text that breaks this template scores 0."""
     needs = Need("a true span or several as answer", answer(true_spans))
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_spans(group, self.unit, self.template, self._score)
-
-    def _score(self, attempt: SpanAttempt) -> Scored:
+    def score(self, attempt: SpanAttempt) -> Scored:
         overlap = attempt.iou
         hits = {f"recall{round(100 * least)}": float(overlap >= least) for least in (0.3, 0.5, 0.7)}
         return Scored(self._value(attempt, overlap), {"iou": overlap, **hits, **attempt.parts()})

@@ -2,12 +2,25 @@
 
 import json
 import re
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl.core.samples import Sample
+from mmrl.runtime.ranges import check_ranges
 
 Template = Literal["direct", "think", "json"]
 """direct: `<answer>..</answer>`. think: `<think>..</think><answer>..</answer>`. json: one JSON value, fenced or bare."""
+
+
+@dataclass(frozen=True)
+class InTemplate:
+    """The common base of rewards of texts that may have to keep to a template."""
+
+    template: Template | None = field(default=None, kw_only=True)
+    """If set, text that breaks this template scores 0."""
+
+    __post_init__ = check_ranges
+
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _FENCE = re.compile(r"```[a-zA-Z0-9_]*+[ \t]*+\n?+(.*)```\Z", re.DOTALL)

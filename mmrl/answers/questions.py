@@ -1,13 +1,15 @@
 """The true answer of a row, by the type of its question; rewards on questions start here."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 from mmrl.answers.block import Template, answer_block, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.choices import parse_choices
 from mmrl.answers.numbers import Number, parse_number
-from mmrl.core.types import Prompt, Sample
+from mmrl.core.types import Group, Prompt, Sample, Scored
+
+T = TypeVar("T")
 
 PROBLEM_TYPES = {
     "multiple choice": "choice",
@@ -40,6 +42,16 @@ def problem_type(prompt: Prompt, column: str = "problem_type") -> str:
         place = f"prompt {prompt.id!r}" + (f" ({row})" if row else "")
         raise ValueError(f"{place}: column {column} is {written!r}, which no reward is for: use {', '.join(PROBLEM_TYPES)}")
     return kind
+
+
+def score_answers(
+    group: Group, read: Callable[[Prompt], T], score: Callable[[Prompt, Sample, T], Scored]
+) -> list[float | Scored | None]:
+    """The score of each sample of a group beside the true answer; None for all if the prompt has none."""
+    if group.prompt.answer is None:
+        return [None] * len(group.samples)
+    truth = read(group.prompt)
+    return [score(group.prompt, sample, truth) for sample in group.samples]
 
 
 def is_off(prompt: Prompt, sample: Sample, template: Template | None) -> bool:

@@ -1,10 +1,11 @@
 """The boxes of one completion beside the true ones, in one space; box rewards start here."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
-from mmrl.answers.block import Template, keeps_format, opened_text
+from mmrl.answers.block import InTemplate, Template, keeps_format, opened_text
 from mmrl.answers.boxes.box import Box, Space, check_inside, convert_point, extent, is_inside
 from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
@@ -51,12 +52,20 @@ class Attempt:
         return {"unparsed": float(unparsed), "outside": float(self.outside), "format": float(self.keeps_format)}
 
 
-def score_attempts(
-    group: Group, space: AnySpace, template: Template | None, score: Callable[[Attempt], Scored]
-) -> list[float | Scored | None]:
-    """A reward's answer for the group: the score of every attempt, or None for all if the prompt has no answer."""
-    attempts = read_attempts(group, space, template)
-    return [None] * len(group.samples) if attempts is None else [score(attempt) for attempt in attempts]
+@dataclass(frozen=True)
+class OfBoxes(InTemplate, ABC):
+    """The common base of rewards that compare boxes; a prompt without an answer gets None."""
+
+    space: AnySpace = field(default="auto", kw_only=True)
+    """Space in which the model writes; auto = the one of the policy's family."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        attempts = read_attempts(group, self.space, self.template)
+        return [None] * len(group.samples) if attempts is None else [self.score(attempt) for attempt in attempts]
+
+    @abstractmethod
+    def score(self, attempt: Attempt) -> Scored:
+        """The score of one completion."""
 
 
 def read_attempts(group: Group, space: AnySpace, template: Template | None = None) -> list[Attempt] | None:

@@ -1,10 +1,11 @@
 """The spans of one completion beside the true ones, in seconds of the clip; temporal rewards start here."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
-from mmrl.answers.block import Template, keeps_format
+from mmrl.answers.block import InTemplate, Template, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.boxes.parsing import says_nothing
 from mmrl.answers.spans.interval import Interval, Unit, temporal_iou, union_iou
@@ -64,13 +65,21 @@ class SpanAttempt:
         return {"unparsed": float(unparsed), "outside": float(self.outside), "format": float(self.keeps_format)}
 
 
-def score_spans(
-    group: Group, unit: Unit, template: Template | None, score: Callable[[SpanAttempt], Scored]
-) -> list[float | Scored | None]:
-    """A reward's answer for the group: the score of every attempt, or None for all if the prompt has no answer."""
-    if group.prompt.answer is None:
-        return [None] * len(group.samples)
-    return [score(read_spans(group.prompt, sample, unit, template)) for sample in group.samples]
+@dataclass(frozen=True)
+class OfSpans(InTemplate, ABC):
+    """The common base of rewards that compare spans of time; a prompt without an answer gets None."""
+
+    unit: Unit = field(default="seconds", kw_only=True)
+    """The unit of numbers without one: seconds, frames (that the model was shown) or norm (shares of the clip)."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        if group.prompt.answer is None:
+            return [None] * len(group.samples)
+        return [self.score(read_spans(group.prompt, sample, self.unit, self.template)) for sample in group.samples]
+
+    @abstractmethod
+    def score(self, attempt: SpanAttempt) -> Scored:
+        """The score of one completion."""
 
 
 def read_spans(prompt: Prompt, sample: Sample, unit: Unit, template: Template | None = None) -> SpanAttempt:

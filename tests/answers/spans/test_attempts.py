@@ -2,9 +2,9 @@
 
 import pytest
 
-from mmrl.answers.spans.attempts import read_spans, score_spans
+from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Interval, Unit
-from mmrl.core.types import Group, Prompt, Sample, Scored
+from mmrl.core.types import Prompt, Sample
 
 TRUTH = Interval(2, 4)
 
@@ -50,8 +50,3 @@ def test_one_true_span_is_asked_for_where_only_one_will_do():
         _ = several.only_truth
     assert attempt("<answer>6 to 9, 2 to 5</answer>").best == Interval(2, 5)
     assert attempt("I see it").best is None
-
-
-def test_a_prompt_without_an_answer_is_not_scored():
-    group = Group(0, Prompt("p", columns={"duration": 10.0}), (Sample("2 to 4"), Sample("3 to 4")))
-    assert score_spans(group, "seconds", None, lambda found: Scored(1.0)) == [None, None]
