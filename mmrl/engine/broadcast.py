@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from mmrl.engine.sync import TYPES, Update, WholeModel, checkpoint_weights, pause_and_empty
+from mmrl.engine.sync import TYPES, Sync, Update, checkpoint_weights, pause_and_empty
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.worker.weight_group import (
     BUNDLE,
@@ -46,7 +46,7 @@ class Joined:
     group: WeightGroup
 
 
-class BroadcastSync(WholeModel):
+class BroadcastSync(Sync):
     """All weights through a process group of each server's: NCCL between cards, else Gloo over TCP. Nothing is written to disk.
 
     The main process keeps them in its own memory, so that a server which is started again gets those of the step.
@@ -80,9 +80,6 @@ class BroadcastSync(WholeModel):
 
     def advice(self, update: Update) -> str:
         return 'Does it serve the policy\'s own model? If it does, send a file (policy.engine.sync = "file")'
-
-    def leave(self, client: EngineClient) -> None:
-        """It sees that its group ends."""
 
     def close(self) -> None:
         """Leave all groups."""

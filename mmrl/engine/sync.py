@@ -2,11 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -47,14 +47,14 @@ def pause_and_empty(client: EngineClient) -> Iterator[None]:
     client.resume()
 
 
-@runtime_checkable
-class Sync(Protocol):
-    """A way to bring weights into a running server."""
+class Sync(ABC):
+    """A way to bring weights into a running server; in this base they take the place of its own."""
 
+    @abstractmethod
     def save(self, host: TextHost, update: Update) -> None:
         """Put the live weights where `update` says. Every process calls it, and the main one writes."""
-        ...
 
+    @abstractmethod
     def push(self, client: EngineClient, update: Update) -> None:
         """Let a server forget what it computed before, and take the weights over if it does not have them.
 
@@ -62,35 +62,32 @@ class Sync(Protocol):
             EngineDownError: it does not answer.
             EngineRefusedError: it cannot read them.
         """
-        ...
+
+    @abstractmethod
+    def advice(self, update: Update) -> str:
+        """A sentence for a user whose server refused them."""
 
     def holds(self, client: EngineClient, update: Update) -> bool:
         """True if the server names these weights as its own; then its caches hold nothing from others."""
-        ...
+        return client.weight_version() == update.name
 
     def model(self, served: str, update: Update) -> str:
         """The model that requests ask for, where the server gives its own the name `served`."""
-        ...
+        return served
 
     def version(self, start: str, update: Update) -> str:
         """The version of weights that answers name, where the server's was `start` when the run began."""
-        ...
+        return update.name
 
-    def advice(self, update: Update) -> str:
-        """A sentence for a user whose server refused them."""
-        ...
-
-    def leave(self, client: EngineClient) -> None:
+    def leave(self, client: EngineClient) -> None:  # noqa: B027 - most have nothing to do
         """The run is over for a server, which may be gone."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """The run is over."""
-        ...
 
 
 @dataclass(frozen=True)
-class InFolder:
+class InFolder(Sync):
     """The common base of transfers through a folder."""
 
     local: str = field(default="", kw_only=True)
@@ -121,9 +118,6 @@ class InFolder:
             with suppress(EngineDownError, EngineRefusedError):
                 client.reopen()
                 client.post("/collective_rpc", {"method": "drop_copies", "args": [self.local]}, LEAVE_S)
-
-    def close(self) -> None:
-        """The folder is removed by its owner."""
 
 
 @dataclass(frozen=True)
@@ -156,21 +150,8 @@ class AdapterSync(InFolder):
         return start
 
 
-class WholeModel:
-    """The common base of transfers that take the place of the server's own weights."""
-
-    def holds(self, client: EngineClient, update: Update) -> bool:
-        return client.weight_version() == update.name
-
-    def model(self, served: str, update: Update) -> str:
-        return served
-
-    def version(self, start: str, update: Update) -> str:
-        return update.name
-
-
 @dataclass(frozen=True)
-class FileSync(WholeModel, InFolder):
+class FileSync(InFolder):
     """All weights in one file of safetensors, under the names of the model's own checkpoints."""
 
     dtype: str = "float32"
@@ -229,7 +210,8 @@ def whole_weights(host: TextHost, dtype: torch.dtype) -> dict[str, Tensor]:
         value = whole(weight)
         layer = name.removesuffix(".base_layer.weight")
         if layer in scales and layer != name:
-            value = value + scales[layer] * product_of(named, layer).to(value.dtype)
+            outer, inner = (whole(named[f"{layer}.lora_{side}.{ADAPTER}.weight"]).float() for side in "BA")
+            value = value + scales[layer] * (outer @ inner).to(value.dtype)
         if host.ranks.is_main:
             found[name.replace(".base_layer.", ".")] = value.to(dtype) if value.is_floating_point() else value
     return found
@@ -247,12 +229,6 @@ def checkpoint_weights(host: TextHost, dtype: torch.dtype) -> dict[str, Tensor]:
     for name in [name for name, kept in tied.items() if kept in weights]:
         weights.pop(name, None)
     return revert_weight_conversion(model, weights) if weights else weights
-
-
-def product_of(named: Mapping[str, Tensor], layer: str) -> Tensor:
-    """B A of an adapter's layer, (out, in)."""
-    outer, inner = (whole(named[f"{layer}.lora_{side}.{ADAPTER}.weight"]).float() for side in "BA")
-    return outer @ inner
 
 
 def drop_old(folder: Path, served: Update, keep: int = KEPT) -> None:

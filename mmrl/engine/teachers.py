@@ -13,7 +13,7 @@ from mmrl.engine.agreement import FIRST_TOKEN, limits_of
 from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, refuse_other, tokens_of_probe
 from mmrl.engine.fleet import Fleet, Member
 from mmrl.engine.preflight import LOOK_S, look_at
-from mmrl.engine.sync import InFolder, Update
+from mmrl.engine.sync import Sync, Update
 from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.wire.request import Ask, sampling_params
@@ -75,7 +75,7 @@ def look_at_teachers(policy: TextPolicyConfig, episodes: Limits | None = None, l
 
 
 @dataclass(frozen=True)
-class StillSync(InFolder):
+class StillSync(Sync):
     """In place of transfers of weights: servers keep those that they have."""
 
     wanted: Callable[[ServerFacts], Wanted]
@@ -95,8 +95,8 @@ class StillSync(InFolder):
             return False
         return True
 
-    def model(self, served: str, update: Update) -> str:
-        return served
+    def advice(self, update: Update) -> str:
+        return ""
 
     def version(self, start: str, update: Update) -> str:
         return start
