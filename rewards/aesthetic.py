@@ -20,10 +20,10 @@ from typing import Literal
 import torch
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.runtime.ranges import Count, Positive, check_ranges
+from mmrl.runtime.ranges import Positive, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.encoders import Encoder, encoder_of, picture_features
+from mmrl.serving.scorers.encoders import Encoder, OfEncoder, encoder_of, picture_features
 from mmrl.serving.scorers.models import collapse_layers, read_weights
 from mmrl.serving.scorers.pixels import pixel_features
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
@@ -33,7 +33,7 @@ HEADS = {"v2": "sac+logos+ava1-l14-linearMSE.pth", "v2.5": "aesthetic_predictor_
 
 
 @dataclass(frozen=True)
-class Aesthetic:
+class Aesthetic(OfEncoder):
     """Predicts how beautiful people find the picture, whatever it shows."""
 
     version: Literal["v2", "v2.5"] = "v2"
@@ -44,12 +44,7 @@ class Aesthetic:
     """Empty: the one the predictor was fitted on."""
     scale: Positive = 1.0
     """The number that the score is divided by."""
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
-    batch_size: Count = 16
-    """Pictures in one forward of the model."""
     needs = Need(setup="head (a file: see the error), model (hub id or folder)")
-    pointwise = True
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -63,12 +58,9 @@ class Aesthetic:
         """Raises FileNotFoundError without the head."""
         self._head()
 
-    def to(self, device: str) -> None:
-        self._encoder().held.to(device)
-
     def __call__(self, group: Group) -> list[float | Scored | None]:
         weight, bias = self._head()
-        features = picture_features(self._encoder(), pictures_of(group), self.batch_size)
+        features = picture_features(self.encoder(), pictures_of(group), self.batch_size)
         if features.shape[1] != len(weight):
             raise ValueError(
                 f"head {self.head!r} reads {len(weight)} features, model {self.model!r} gives {features.shape[1]}: "
@@ -80,10 +72,10 @@ class Aesthetic:
     def of_pixels(self, pixels: torch.Tensor, prompts: Sequence[Prompt]) -> torch.Tensor:
         """The same scores with a gradient, for pictures (n, 3, y, x) in [0, 1]."""
         weight, bias = self._head()
-        features = pixel_features(self._encoder(), pixels, self.batch_size)
+        features = pixel_features(self.encoder(), pixels, self.batch_size)
         return (features @ weight.to(features) + bias.to(features)) / self.scale
 
-    def _encoder(self) -> Encoder:
+    def encoder(self) -> Encoder:
         return encoder_of(self.model or MODELS[self.version], device=self.device)
 
     def _head(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,9 +16,8 @@ from typing import Literal
 from torch import Tensor
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of
+from mmrl.serving.scorers.encoders import Encoder, OfEncoder, cosines, encoder_of
 from mmrl.serving.scorers.pixels import cosines_of_pixels
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
@@ -26,7 +25,7 @@ CAPTION = "A photo depicts "
 
 
 @dataclass(frozen=True)
-class ClipScore:
+class ClipScore(OfEncoder):
     """How close the picture is to its prompt."""
 
     model: str = "openai/clip-vit-large-patch14"
@@ -35,24 +34,14 @@ class ClipScore:
     """The plain cosine, or CLIPScore as in its paper."""
     processor: str = ""
     """Where tokenizer and preprocessing come from, if not from the model."""
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
-    batch_size: Count = 16
-    """Pictures in one forward of the model."""
     needs = Need(setup="model (hub id or folder, transformers or open_clip)")
-
-    __post_init__ = check_ranges
-    pointwise = True
 
     def models(self) -> Sequence[ModelSize]:
         return [encoder_size(self.model, self.device)]
 
-    def to(self, device: str) -> None:
-        self._encoder().held.to(device)
-
     def __call__(self, group: Group) -> list[float | Scored | None]:
         text = (CAPTION if self.form == "paper" else "") + group.prompt.text
-        found = cosines(self._encoder(), pictures_of(group), text, self.batch_size)
+        found = cosines(self.encoder(), pictures_of(group), text, self.batch_size)
         values = 2.5 * found.values.clamp(min=0) if self.form == "paper" else found.values
         return [
             Scored(value, {"cosine": cosine, "cut_prompt": float(cut)})
@@ -62,8 +51,8 @@ class ClipScore:
     def of_pixels(self, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The same scores with a gradient, for pictures (n, 3, y, x) in [0, 1]."""
         texts = [(CAPTION if self.form == "paper" else "") + prompt.text for prompt in prompts]
-        found = cosines_of_pixels(self._encoder(), pixels, texts, self.batch_size)
+        found = cosines_of_pixels(self.encoder(), pixels, texts, self.batch_size)
         return 2.5 * found.clamp(min=0) if self.form == "paper" else found
 
-    def _encoder(self) -> Encoder:
+    def encoder(self) -> Encoder:
         return encoder_of(self.model, self.processor, self.device)

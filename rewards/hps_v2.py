@@ -11,16 +11,15 @@ Licence: own code Apache-2.0; HPSv2 code and weights Apache-2.0
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 from torch.nn.functional import pad
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.encoders import OpenClipEncoder, cosines, open_clip_checkpoint
+from mmrl.serving.scorers.encoders import OfEncoder, OpenClipEncoder, cosines, open_clip_checkpoint
 from mmrl.serving.scorers.models import read_weights
 from mmrl.serving.scorers.pixels import cosines_of_pixels
 from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
@@ -30,7 +29,7 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 
 @dataclass(frozen=True)
-class HpsV2:
+class HpsV2(OfEncoder):
     """Human preference score of the picture for its prompt."""
 
     checkpoint: str = "xswu/HPSv2"
@@ -39,30 +38,22 @@ class HpsV2:
     """Which file of the checkpoint's repository or folder."""
     architecture: str = "ViT-H-14"
     """A name of open_clip's, or the path of a JSON file with the settings of one."""
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
-    batch_size: Count = 16
-    """Pictures in one forward of the model."""
     needs = Need(setup="checkpoint (hub id, folder or file, 4 GB), open_clip")
-
-    __post_init__ = check_ranges
-    pointwise = True
 
     def models(self) -> Sequence[ModelSize]:
         return [checkpoint_size(self.checkpoint, FILES[self.version], self.device)]
 
-    def to(self, device: str) -> None:
-        self._encoder().held.to(device)
-
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        found = cosines(self._encoder(), pictures_of(group), group.prompt.text, self.batch_size)
+        found = cosines(self.encoder(), pictures_of(group), group.prompt.text, self.batch_size)
         return [Scored(cosine, {"cut_prompt": float(cut)}) for cosine, cut in zip(found.values.tolist(), found.cut, strict=True)]
 
     def of_pixels(self, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The same scores with a gradient, for pictures (n, 3, y, x) in [0, 1]."""
-        return cosines_of_pixels(self._encoder(), pixels, [prompt.text for prompt in prompts], self.batch_size)
+        return cosines_of_pixels(self.encoder(), pixels, [prompt.text for prompt in prompts], self.batch_size)
 
-    def _encoder(self) -> OpenClipEncoder:
+    def encoder(self) -> OpenClipEncoder:
+        from torchvision.transforms.functional import to_tensor
+
         name = FILES[self.version]
         held, tokenizer = open_clip_checkpoint(
             self.architecture,
@@ -73,14 +64,8 @@ class HpsV2:
         size = held.model.visual.image_size
         side = size[0] if isinstance(size, tuple) else size
         return OpenClipEncoder(
-            held, lambda picture: _letterbox(_tensor(picture), side), tokenizer, lambda pixels: _letterbox(pixels, side)
+            held, lambda picture: _letterbox(to_tensor(picture), side), tokenizer, lambda pixels: _letterbox(pixels, side)
         )
-
-
-def _tensor(picture: Any) -> Tensor:
-    from torchvision.transforms.functional import to_tensor
-
-    return to_tensor(picture)
 
 
 def _letterbox(pixels: Tensor, side: int) -> Tensor:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from mmrl import Group, Need, Scored
-from mmrl.runtime.ranges import Count, Large, check_ranges
+from mmrl.runtime.ranges import Count, Large
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.judges.verdicts import fill_template, template_text
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.models import HeldModel, chunks, companion, fill, hold, read_weights, unfilled
+from mmrl.serving.scorers.models import HeldModel, OnDevice, chunks, companion, fill, hold, read_weights, unfilled
 from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
 
 MARK = "<|Reward|>"
@@ -35,7 +35,7 @@ The rating stands in the last token: <|Reward|>"""
 
 
 @dataclass(frozen=True)
-class HpsV3:
+class HpsV3(OnDevice):
     """Mean of the predicted human preference."""
 
     checkpoint: str = "MizzenAI/HPSv3"
@@ -46,20 +46,12 @@ class HpsV3:
     """File with the official rubric and {prompt}: INSTRUCTION and prompt_with_special_token of its data_collator_qwen.py."""
     pixels: Large = PIXELS
     """Area that pictures are resized to, in pixels."""
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8
     """Pictures in one forward of the model."""
     needs = Need(setup="checkpoint (hub id, folder or file, 15 GB in bfloat16), base (configuration and processor), template")
 
-    __post_init__ = check_ranges
-    pointwise = True
-
     def models(self) -> Sequence[ModelSize]:
         return [checkpoint_size(self.checkpoint, "HPSv3.safetensors", self.device)]
-
-    def to(self, device: str) -> None:
-        self._hold_model().to(device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         text = template_text(self.template, TEMPLATE)
@@ -70,7 +62,7 @@ class HpsV3:
         processor = companion("AutoProcessor", self.base, "base", padding_side="right")
         processor.tokenizer.add_tokens([MARK], special_tokens=True)
         mark = processor.tokenizer.convert_tokens_to_ids(MARK)
-        held = self._hold_model()
+        held = self.held()
         question = fill_template(text, prompt=group.prompt.text.replace(MARK, ""))
         found: list[list[float]] = []
         for pictures in chunks(pictures_of(group), self.batch_size):
@@ -83,7 +75,7 @@ class HpsV3:
         sized = [_resize(picture, processor.image_processor, self.pixels) for picture in pictures]
         return processor(text=[text] * len(sized), images=sized, padding=True, return_tensors="pt")
 
-    def _hold_model(self) -> HeldModel:
+    def held(self) -> HeldModel:
         return hold(("hps_v3", self.checkpoint, self.base), self._build, self.device)
 
     def _build(self) -> nn.Module:

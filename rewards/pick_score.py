@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.runtime.ranges import Count, Number, Positive, check_ranges
+from mmrl.runtime.ranges import Number, Positive
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of
+from mmrl.serving.scorers.encoders import Encoder, OfEncoder, cosines, encoder_of
 from mmrl.serving.scorers.pixels import cosines_of_pixels
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 
 @dataclass(frozen=True)
-class PickScore:
+class PickScore(OfEncoder):
     """How likely people are to prefer the picture for its prompt."""
 
     model: str = "yuvalkirstain/PickScore_v1"
@@ -37,14 +37,7 @@ class PickScore:
     """Divides the score, after the shift."""
     shift: Number = 0.0
     """Subtracted from the score first."""
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
-    batch_size: Count = 16
-    """Pictures in one forward of the model."""
     needs = Need(setup="model (hub id or folder, 4 GB)")
-    pointwise = True
-
-    __post_init__ = check_ranges
 
     def models(self) -> Sequence[ModelSize]:
         return [encoder_size(self.model, self.device)]
@@ -53,11 +46,8 @@ class PickScore:
         """Raises FileNotFoundError where the processor is not to be had."""
         refuse_missing_model(self.processor or self.model)
 
-    def to(self, device: str) -> None:
-        self._encoder().held.to(device)
-
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        encoder = self._encoder()
+        encoder = self.encoder()
         found = cosines(encoder, pictures_of(group), group.prompt.text, self.batch_size)
         temperature = encoder.scale()
         return [
@@ -70,9 +60,9 @@ class PickScore:
 
     def of_pixels(self, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The same scores with a gradient, for pictures (n, 3, y, x) in [0, 1]."""
-        encoder = self._encoder()
+        encoder = self.encoder()
         found = cosines_of_pixels(encoder, pixels, [prompt.text for prompt in prompts], self.batch_size)
         return (encoder.scale() * found - self.shift) / self.scale
 
-    def _encoder(self) -> Encoder:
+    def encoder(self) -> Encoder:
         return encoder_of(self.model, self.processor, self.device)

@@ -16,13 +16,14 @@ from functools import cached_property
 from pathlib import Path
 
 from mmrl import Group, Need, Scored, load_reward_model
-from mmrl.runtime.ranges import Count, CountOrNone, Number, Positive, check_ranges
+from mmrl.runtime.ranges import CountOrNone, Number, Positive
 from mmrl.serving.files import refuse_own_code
+from mmrl.serving.scorers.models import HeldModel, OnDevice
 from mmrl.serving.scorers.sizes import ModelSize, hub_size
 
 
 @dataclass(frozen=True)
-class RewardModel:
+class RewardModel(OnDevice):
     """What a reward model of yours thinks of the completion, or of the picture with its prompt."""
 
     run: str = ""
@@ -35,16 +36,9 @@ class RewardModel:
     """Divides the score, after the shift."""
     shift: Number = 0.0
     """Subtracted from the score first."""
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
-    batch_size: Count = 16
-    """Outputs in one forward of the model."""
     trust_remote_code: bool = False
     """True: Python files of the run's model run, with your rights, where its config says that it needs them."""
     needs = Need(setup="run (the folder of a run whose policy has policy.scores)")
-    pointwise = True
-
-    __post_init__ = check_ranges
 
     def ready(self) -> None:
         """Raises FileNotFoundError where there is no such run, ValueError where its model would run Python files unasked."""
@@ -60,8 +54,8 @@ class RewardModel:
         config = tomllib.loads(file.read_text())
         return [hub_size(config["policy"]["model"], self.device, "AutoModelForImageTextToText")]
 
-    def to(self, device: str) -> None:
-        self._scorer.held.to(device)
+    def held(self) -> HeldModel:
+        return self._scorer.held
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         wanted = self.axis or self._scorer.axes[0]

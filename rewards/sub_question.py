@@ -94,7 +94,7 @@ class SubQuestion:
         return [*step_rewards(texts, query, right, self.retrievers, self._cosines)]
 
     def _cosines(self, query: str, others: Sequence[str]) -> list[float]:
-        from mmrl.serving.scorers.words import unit_vectors
+        from mmrl.serving.scorers.encoders import unit_vectors
 
         vectors = unit_vectors(self.model, [query, *others], self.device, self.batch_size)
         return (vectors[1:] @ vectors[0]).tolist()

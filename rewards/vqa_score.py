@@ -13,52 +13,41 @@ Licence: own code Apache-2.0; the model's weights see their card
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mmrl import Group, Need, Scored
-from mmrl.runtime.ranges import Count, check_ranges
-from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.runtime.ranges import Count
+from mmrl.serving.judges.judge import AsksServer, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, yes_share
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.models import HeldModel, chunks, companion, hold, load_pretrained
+from mmrl.serving.scorers.models import HeldModel, OnDevice, chunks, companion, hold, load_pretrained
 from mmrl.serving.scorers.sizes import ModelSize, hub_size
 
 SPELLINGS = {"yes": ("yes", "Yes", "YES", " yes", " Yes", " YES"), "no": ("no", "No", "NO", " no", " No", " NO")}
 
 
 @dataclass(frozen=True)
-class VqaScore:
+class VqaScore(AsksServer, OnDevice):
     """How sure a model is that the picture shows its prompt."""
 
     model: str = ""
-    """Hub id or folder; empty: ask the server."""
-    server: Endpoint = field(default_factory=Endpoint)
-    """The server that is asked where no model is named: see `[reward.server]`."""
+    """Hub id or folder; empty: the server is asked."""
     question: str = 'Does this figure show "{prompt}"? Please answer Yes or No.'
     """The question about every picture; {prompt} is its prompt."""
     among_both: bool = False
     """True: P(yes) / (P(yes) + P(no))."""
-    device: str = "auto"
-    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8
     """Pictures in one forward of the model."""
     needs = Need(setup="model (hub id or folder of a vision-language model), or server.url with log-probabilities")
 
-    __post_init__ = check_ranges
-    pointwise = True
-
     def models(self) -> Sequence[ModelSize]:
         return [hub_size(self.model, self.device, "AutoModelForImageTextToText")] if self.model else []
-
-    def to(self, device: str) -> None:
-        if self.model:
-            self._hold_model().to(device)
 
     def ready(self) -> None:
         """Raises RewardUnavailableError without the server that it is to ask."""
         if not self.model:
-            self.server.ready()
+            super().ready()
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         text, pictures = fill_template(self.question, prompt=group.prompt.text), pictures_of(group)
@@ -79,15 +68,15 @@ class VqaScore:
             text=[asked] * len(pictures), images=[[picture] for picture in pictures], padding=True, return_tensors="pt"
         )
         with held.ready() as model:
-            moved = {
-                key: value.to(held.device, held.dtype if value.is_floating_point() else None) for key, value in inputs.items()
-            }
-            shares = model(**moved, logits_to_keep=1).logits[:, -1].float().softmax(-1).cpu()
+            shares = model(**held.moved(inputs), logits_to_keep=1).logits[:, -1].float().softmax(-1).cpu()
         yes, no = (shares[:, _first_tokens(processor.tokenizer, word)].sum(-1) for word in ("yes", "no"))
         values = yes / (yes + no) if self.among_both else yes
         return [
             Scored(value, {"p_yes": a, "p_no": b}) for value, a, b in zip(values.tolist(), yes.tolist(), no.tolist(), strict=True)
         ]
+
+    def held(self) -> HeldModel | None:
+        return self._hold_model() if self.model else None
 
     def _hold_model(self) -> HeldModel:
         from transformers import AutoModelForImageTextToText

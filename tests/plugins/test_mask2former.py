@@ -11,8 +11,7 @@ from PIL import Image
 
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving.scorers import models
-from mmrl.serving.scorers.detectors import COLOURS, Detection, Detector, detector_of
-from mmrl.serving.scorers.instances import instances_of
+from mmrl.serving.scorers.detectors import COLOURS, Detection, Detector, detector_of, instances_of
 from tests.plugins.test_object_counts import cats
 
 LABELS = {0: "cat", 1: "motorbike", 2: "traffic light"}
@@ -106,9 +105,9 @@ def test_padding_is_cut_off_and_empty_outlines_are_nothing():
     shown[:4, :6] = True
     logits = torch.full((2, 8, 8), -9.0)
     logits[0, :, 4:] = 9.0
-    found = instances_of(torch.tensor([[9.0, 0.0, 0.0], [9.0, 0.0, 0.0]]), logits, shown, (2, 3), 0.3)
-    assert [(one.label, one.corners) for one in found] == [(0, (2.0, 0.0, 3.0, 2.0))]
-    assert found[0].mask.tolist() == [[False, False, True]] * 2
+    found = instances_of(torch.tensor([[9.0, 0.0, 0.0], [9.0, 0.0, 0.0]]), logits, shown, (2, 3), 0.3, LABELS)
+    assert [(one.label, one.corners) for one in found] == [("cat", (2.0, 0.0, 3.0, 2.0))]
+    assert found[0].mask is not None and found[0].mask.tolist() == [[False, False, True]] * 2
 
 
 def test_the_reward_counts_what_it_finds(mask2former: str, reward: Any):

@@ -232,7 +232,7 @@ def test_open_clip_uses_its_own_transform_and_tokenizer(open_clip_folder):
 def test_hps_v2_keeps_the_shape_between_black_bars(reward, open_clip_folder):
     """90 x 60 becomes 28 x 19: 4 black rows above and 5 below, black before normalizing."""
     scored = reward("hps_v2", checkpoint=str(open_clip_folder), architecture=str(open_clip_folder / "small-vit.json"))
-    encoder = scored._encoder()
+    encoder = scored.encoder()
     pixels = encoder.pixels([IMAGES[0]])[0]
     black = (-MEAN / STD)[:, None, None]
     assert pixels.shape == (3, 28, 28)

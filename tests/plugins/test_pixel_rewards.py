@@ -131,6 +131,6 @@ def test_hps_scores_pixels_between_its_black_bars(reward: Any, hps: dict[str, st
 
 def test_models_of_open_clip_have_no_gradient(reward: Any, monkeypatch: pytest.MonkeyPatch):
     one = reward("clip_score", model="open_clip:ViT-H-14")
-    monkeypatch.setattr(type(one), "_encoder", lambda self: OpenClipEncoder.__new__(OpenClipEncoder))
+    monkeypatch.setattr(type(one), "encoder", lambda self: OpenClipEncoder.__new__(OpenClipEncoder))
     with pytest.raises(ValueError, match="models of open_clip score PIL pictures, which carry no gradient: name a model of"):
         one.of_pixels(torch.zeros(1, 3, 8, 8), [Prompt("a", "a")])

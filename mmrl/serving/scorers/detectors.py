@@ -1,16 +1,21 @@
-"""Detectors of objects in pictures (any of transformers, or the SSD-MobileNet that a package holds), and names of colours."""
+"""Detectors of objects in pictures, and what GenEval (arXiv:2310.11513) asks of objects: their colours and places."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from mmrl.runtime.pictures import upright_rgb
 from mmrl.serving.files import file_of_package, import_package
-from mmrl.serving.scorers.instances import instances_of
+from mmrl.serving.scorers.encoders import encoder_of, picture_features
 from mmrl.serving.scorers.models import HeldModel, companion, hold, load_pretrained
 
 SSD = "ssd_mobilenet"
@@ -50,6 +55,12 @@ COLOURS = {
     "white": (240, 240, 240),
 }
 """GenEval's ten, as typical sRGB values."""
+INSIDE = 1e-6
+"""Added to the number of pixels of an outline."""
+MARGIN = 0.1
+NO_MOVE = 1e-3
+GREY = (153, 153, 153)
+RELATIONS = ("left of", "right of", "above", "below")
 
 
 class Detection(NamedTuple):
@@ -58,7 +69,7 @@ class Detection(NamedTuple):
     label: str
     score: float
     corners: tuple[float, float, float, float]
-    """x1, y1, x2, y2 in pixels."""
+    """x1, y1, x2, y2 in pixels; the last row and column of an outline lie inside."""
     mask: NDArray[np.bool_] | None = None
     """True where the object is, (height, width) of the picture; of detectors that draw outlines."""
 
@@ -111,8 +122,7 @@ def _hub_find(
     inputs = processor(images=list(pictures), return_tensors="pt")
     sizes = [(picture.height, picture.width) for picture in pictures]
     with held.ready() as model:
-        moved = {key: value.to(held.device, held.dtype if value.is_floating_point() else None) for key, value in inputs.items()}
-        outputs = model(**moved)
+        outputs = model(**held.moved(inputs))
         outputs.logits, outputs.pred_boxes = outputs.logits.float(), outputs.pred_boxes.float()
         answers = processor.post_process_object_detection(outputs, threshold=threshold, target_sizes=sizes)
     return [
@@ -139,24 +149,73 @@ def find_instances(
             outputs = model(inputs["pixel_values"].to(held.device, held.dtype))
             read = zip(alike, outputs.class_queries_logits.float(), outputs.masks_queries_logits.float(), strict=True)
             for (i, classes, masks), shown in zip(read, inputs["pixel_mask"].bool(), strict=True):
-                some = instances_of(classes, masks, shown, (height, width), threshold)
-                found[i] = [Detection(names[one.label], one.score, one.corners, one.mask) for one in some]
+                found[i] = instances_of(classes, masks, shown, (height, width), threshold, names)
     return [found[i] for i in range(len(pictures))]
 
 
-_NETS: dict[str, Any] = {}
+def instances_of(
+    class_logits: Float[Tensor, "q c1"],
+    mask_logits: Float[Tensor, "q h w"],
+    shown: Bool[Tensor, "y x"],
+    size: tuple[int, int],
+    threshold: float,
+    names: Mapping[int, str],
+) -> list[Detection]:
+    """Objects from the queries of Mask2Former (arXiv:2112.01527), as mmdetection reads them.
+
+    score = p(class | query) * mean over the outline of sigmoid(mask logit), outline = where the logit is above 0.
+
+    A query may stand for several classes: the q best pairs of all are looked at. Outlines are cut from logits brought to the size
+    of the picture, so that they are as sharp as it is.
+
+    Args:
+        class_logits: of c classes and, last, of no object.
+        mask_logits: of the picture that the model saw.
+        shown: where the model's input shows the picture; the rest is padding at its right and lower edge.
+        size: (height, width) of the picture.
+        threshold: a score must be above it.
+        names: of the classes.
+    """
+    probabilities = class_logits.softmax(-1)[:, :-1]
+    best, places = probabilities.flatten().topk(min(len(class_logits), probabilities.numel()))
+    # a mean of sigmoids is below 1, so what is no surer than the threshold here will not be surer in the end
+    best, places = best[best > threshold], places[best > threshold]
+    found: list[Detection] = []
+    for probability, place in zip(best.tolist(), places.tolist(), strict=True):
+        query, label = divmod(place, probabilities.shape[1])
+        logits = at_size(mask_logits[query], shown, size)
+        outline = logits > 0
+        count = float(outline.sum())
+        score = probability * float((logits.sigmoid() * outline).sum()) / (count + INSIDE)
+        if count and score > threshold:
+            found.append(Detection(names[label], score, box_around(outline), outline.cpu().numpy()))
+    return found
+
+
+def at_size(logits: Float[Tensor, "h w"], shown: Bool[Tensor, "y x"], size: tuple[int, int]) -> Float[Tensor, "height width"]:
+    """Logits of the model's input as logits of the picture: enlarged, freed of the padding, brought to its size."""
+    rows, columns = int(shown.any(1).sum()), int(shown.any(0).sum())
+    whole = torch.nn.functional.interpolate(logits[None, None], shown.shape, mode="bilinear", align_corners=False)
+    return torch.nn.functional.interpolate(whole[..., :rows, :columns], size, mode="bilinear", align_corners=False)[0, 0]
+
+
+def box_around(outline: Bool[Tensor, "y x"]) -> tuple[float, float, float, float]:
+    """The smallest box that holds all of it."""
+    rows, columns = outline.any(1).nonzero()[:, 0].tolist(), outline.any(0).nonzero()[:, 0].tolist()
+    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
+
+
+@cache
+def ssd_net() -> Any:
+    """OpenCV's network, loaded once."""
+    cv2 = import_package("cv2", "pip install opencv-python-headless")
+    names = ("frozen_inference_graph.pb", "ssd_mobilenet_v2_coco_2018_03_29.pbtxt")
+    return cv2.dnn.readNetFromTensorflow(*(str(file_of_package(f"{SSD_FOLDER}/{name}", SSD_PACKAGE)) for name in names))
 
 
 def ssd_detector(overlap: float = 0.5) -> Detector:
     """SSD-MobileNet-v2, trained on COCO and run by OpenCV; boxes of one category that overlap more than `overlap` are one."""
-    cv2 = import_package("cv2", "pip install opencv-python-headless")
-    if SSD not in _NETS:
-        files = [
-            file_of_package(f"{SSD_FOLDER}/{name}", SSD_PACKAGE)
-            for name in ("frozen_inference_graph.pb", "ssd_mobilenet_v2_coco_2018_03_29.pbtxt")
-        ]
-        _NETS[SSD] = cv2.dnn.readNetFromTensorflow(*map(str, files))
-    net = _NETS[SSD]
+    cv2, net = import_package("cv2", "pip install opencv-python-headless"), ssd_net()
 
     def detect(picture: Image.Image, threshold: float) -> list[Detection]:
         rgb = np.asarray(upright_rgb(picture, lent=True))
@@ -173,7 +232,6 @@ def ssd_detector(overlap: float = 0.5) -> Detector:
 
 def suppress_overlaps(found: Sequence[Detection], overlap: float) -> list[Detection]:
     """Keep the best of every heap of boxes of one category (non-maximum suppression)."""
-    import torch
     from torchvision.ops import batched_nms
 
     if not found:
@@ -208,3 +266,36 @@ def _lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
     xyz = linear @ matrix.T / np.array([0.95047, 1.0, 1.08883])
     f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
     return np.stack([116 * f[..., 1] - 16, 500 * (f[..., 0] - f[..., 1]), 200 * (f[..., 1] - f[..., 2])], -1)
+
+
+def colour_by_name(picture: Image.Image, one: Detection, model: str, device: str) -> str:
+    """The colour that a CLIP (hub id or folder) names: that of the texts nearest to what is cut out."""
+    encoder, names = encoder_of(model, device=device), list(COLOURS)
+    phrasings = ("a photo of a {} " + one.label, "a photo of a {}-colored " + one.label, "a photo of a {} object")
+    with encoder.held.ready():
+        texts = [encoder.encode_texts(encoder.tokens([p.format(name) for name in names]).tokens) for p in phrasings]
+    directions = torch.nn.functional.normalize(torch.stack(texts).mean(0), dim=-1).cpu()
+    (seen,) = picture_features(encoder, [cut_out(picture, one)])
+    return names[int((directions @ seen).argmax())]
+
+
+def cut_out(picture: Image.Image, one: Detection) -> Image.Image:
+    """The picture inside the box; where the detector draws outlines, on grey."""
+    whole = upright_rgb(picture, lent=True)
+    if one.mask is not None:
+        whole = Image.composite(whole, Image.new("RGB", whole.size, GREY), Image.fromarray(one.mask))
+    left, top, right, bottom = map(round, one.corners)
+    return whole.crop((left, top, right, bottom))
+
+
+def relations(a: Detection, b: Detection) -> set[str]:
+    """Where a lies as seen from b: shares of their distance above a half, after a margin that grows with their boxes."""
+    centers = [((one.corners[0] + one.corners[2]) / 2, (one.corners[1] + one.corners[3]) / 2) for one in (a, b)]
+    sides = [[one.corners[i + 2] - one.corners[i] for one in (a, b)] for i in (0, 1)]
+    offsets = [centers[0][i] - centers[1][i] for i in (0, 1)]
+    moves = [max(abs(way) - MARGIN * sum(side), 0) * (1 if way > 0 else -1) for way, side in zip(offsets, sides, strict=True)]
+    if max(map(abs, moves)) < NO_MOVE:
+        return set()
+    x, y = (move / math.hypot(*offsets) for move in moves)
+    holds = (x < -0.5, x > 0.5, y < -0.5, y > 0.5)
+    return {name for name, true in zip(RELATIONS, holds, strict=True) if true}

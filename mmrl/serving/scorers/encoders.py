@@ -1,5 +1,6 @@
-"""Encoders of pictures and texts into one space (CLIP, SigLIP), from transformers or open_clip, preprocessed as published."""
+"""Encoders of pictures and texts into one space (CLIP, SigLIP), preprocessed as published, and of texts alone."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -12,10 +13,8 @@ from torch import Tensor, nn
 from mmrl.runtime.net.offline import check_hub
 from mmrl.runtime.pretrained import readable, refuse_non_finite
 from mmrl.serving.files import import_package, not_found
-from mmrl.serving.scorers.models import HeldModel, chunks, companion, fill, hold, load_pretrained, unfilled
-
-OPEN_CLIP = "open_clip:"
-"""Before a name of open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:a/b`, `open_clip:local-dir:/a`."""
+from mmrl.serving.scorers.models import HeldModel, OnDevice, chunks, companion, fill, hold, load_pretrained, unfilled
+from mmrl.serving.scorers.sizes import OPEN_CLIP, open_clip_of
 
 
 class Texts(NamedTuple):
@@ -27,10 +26,18 @@ class Texts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HubEncoder:
+class _Scaled:
+    held: HeldModel
+
+    def scale(self) -> float:
+        """The learnt temperature: exp(logit_scale)."""
+        return float(self.held.model.logit_scale.float().exp())
+
+
+@dataclass(frozen=True)
+class HubEncoder(_Scaled):
     """An encoder of transformers with get_image_features and get_text_features: CLIPModel, SiglipModel and others."""
 
-    held: HeldModel
     processor: Callable[..., Mapping[str, Tensor]]
     tokenizer: Callable[..., Mapping[str, Tensor]]
 
@@ -55,10 +62,6 @@ class HubEncoder:
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n d"]:
         return _unit(self.held.model.get_text_features(**{key: value.to(self.held.device) for key, value in tokens.items()}))
 
-    def scale(self) -> float:
-        """The learnt temperature: exp(logit_scale)."""
-        return float(self.held.model.logit_scale.float().exp())
-
 
 def hub_encoder(model: str, processor: str, device: str) -> HubEncoder:
     """An encoder of transformers. Pictures are resized by PIL, as all published scores were."""
@@ -74,10 +77,9 @@ def hub_encoder(model: str, processor: str, device: str) -> HubEncoder:
 
 
 @dataclass(frozen=True)
-class OpenClipEncoder:
+class OpenClipEncoder(_Scaled):
     """A model of open_clip's with its own preprocessing."""
 
-    held: HeldModel
     transform: Callable[[Image.Image], Tensor]
     tokenizer: Callable[..., Tensor]
     of_pixels: Callable[[Float[Tensor, "n 3 y x"]], Float[Tensor, "n 3 h w"]] | None = None
@@ -98,17 +100,12 @@ class OpenClipEncoder:
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n d"]:
         return _unit(self.held.model.encode_text(tokens["text"].to(self.held.device)))
 
-    def scale(self) -> float:
-        """The learnt temperature: exp(logit_scale)."""
-        return float(self.held.model.logit_scale.float().exp())
-
 
 def open_clip_encoder(name: str, device: str) -> OpenClipEncoder:
     """An encoder of open_clip: `ViT-H-14/laion2b_s32b_b79k`, `hf-hub:owner/name` or `local-dir:/a/folder`."""
     open_clip = import_package("open_clip", "pip install open_clip_torch")
     is_folder = name.startswith(("hf-hub:", "local-dir:"))
     architecture, _, tag = (name, "", "") if is_folder else name.partition("/")
-    transforms: list[Callable[[Image.Image], Tensor]] = []
 
     def build() -> nn.Module:
         place = f"open_clip's model {name!r}"
@@ -124,12 +121,22 @@ def open_clip_encoder(name: str, device: str) -> OpenClipEncoder:
         return model
 
     held = hold(("open_clip", name), build, device)
-    transforms.append(held.model.preprocess_)
-    return OpenClipEncoder(held, transforms[0], open_clip.get_tokenizer(architecture))
+    return OpenClipEncoder(held, held.model.preprocess_, open_clip.get_tokenizer(architecture))
 
 
 Encoder = HubEncoder | OpenClipEncoder
 """Pictures and texts to vectors of length 1."""
+
+
+class OfEncoder(OnDevice):
+    """The common base of rewards that hold an encoder."""
+
+    @abstractmethod
+    def encoder(self) -> Encoder:
+        """The encoder, which is loaded where it is not yet."""
+
+    def held(self) -> HeldModel:
+        return self.encoder().held
 
 
 @dataclass(frozen=True)
@@ -177,17 +184,30 @@ def open_clip_checkpoint(
 
     def build() -> nn.Module:
         own = weights()
-        settings = open_clip.get_model_config(architecture)
-        if settings is None:
-            raise ValueError(
-                f"open_clip has no architecture {architecture!r}: name one, or the path of a JSON file with its settings"
-            )
         with unfilled():
-            model = open_clip.CLIP(**{key: value for key, value in settings.items() if key != "custom_text"})
+            model = open_clip_of(architecture)
         fill(model, own, source)
         return model
 
     return hold(("open_clip", architecture, source), build, device), open_clip.get_tokenizer(architecture)
+
+
+def unit_vectors(model: str, texts: Sequence[str], device: str = "auto", batch_size: int = 32) -> Float[Tensor, "n d"]:
+    """A vector of length 1 per text, on the CPU: the last layer at the first token (bge-m3 and its kin).
+
+    Texts beyond the model's limit are cut.
+    """
+    from transformers import AutoModel
+
+    held = hold(("texts", model), lambda: load_pretrained(AutoModel.from_pretrained, model, "model"), device)
+    tokenizer, found = companion("AutoTokenizer", model, "model"), list[Tensor]()
+    limit = min(tokenizer.model_max_length, held.model.config.max_position_embeddings - 2)
+    with held.ready() as encoder:
+        for start in range(0, len(texts), batch_size):
+            some = list(texts[start : start + batch_size])
+            tokens = tokenizer(some, padding=True, truncation=True, max_length=limit, return_tensors="pt").to(held.device)
+            found.append(nn.functional.normalize(encoder(**tokens).last_hidden_state[:, 0].float(), dim=-1).cpu())
+    return torch.cat(found)
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from mmrl.runtime.net.offline import check_hub
 from mmrl.runtime.pretrained import CODE, load_whole, readable, refuse_non_finite, refuse_other_keys
+from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import first_line, not_found
 
 T = TypeVar("T")
@@ -35,6 +37,10 @@ class HeldModel:
         with self.lock:
             self.device = device_of(device)
             self.model.to(self.device)
+
+    def moved(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A processor's tensors beside the model, numbers in its type."""
+        return {key: value.to(self.device, self.dtype if value.is_floating_point() else None) for key, value in inputs.items()}
 
     @contextmanager
     def ready(self) -> Iterator[Loaded]:
@@ -70,6 +76,28 @@ def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") ->
                     model.get_submodule(name).float()
             _HELD[full] = held
         return _HELD[full]
+
+
+@dataclass(frozen=True)
+class OnDevice(ABC):
+    """The common base of rewards that hold a model and look at each sample alone."""
+
+    device: str = field(default="auto", kw_only=True)
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
+    batch_size: Count = field(default=16, kw_only=True)
+    """Samples in one forward of the model."""
+    pointwise = True
+
+    __post_init__ = check_ranges
+
+    @abstractmethod
+    def held(self) -> HeldModel | None:
+        """The model, which is loaded where it is not yet; None where something else than torch runs it."""
+
+    def to(self, device: str) -> None:
+        """Move the model."""
+        if (held := self.held()) is not None:
+            held.to(device)
 
 
 def release() -> None:
@@ -137,7 +165,7 @@ def companion(kind: str, source: str, what: str, **settings: object) -> Loaded:
         return _COMPANIONS[key]
 
 
-def read_weights(file: Path) -> dict[str, Tensor]:
+def read_weights(file: Path, device: str = "cpu") -> dict[str, Tensor]:
     """Names and tensors of a .safetensors or torch file, out of a wrapping `state_dict` or `model`; nothing is executed.
 
     Raises ValueError where the file holds something else.
@@ -148,7 +176,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         with readable(str(file), file):
             return load_file(file)
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        found = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # noqa: BLE001 - unpicklers raise whatever a foreign file provokes
         raise ValueError(f"{file} cannot be read as tensors alone: {first_line(error)}") from None
     for wrapping in ("state_dict", "model"):

@@ -4,7 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from mmrl.runtime.net.offline import check_hub
+from mmrl.serving.files import import_package
 
 PUBLISHED = {
     "yuvalkirstain/PickScore_v1": 986_109_441,
@@ -19,6 +22,7 @@ PUBLISHED = {
 }
 """Hub id -> numbers of the published model; no server is asked about these. A test counts each by its public settings."""
 OPEN_CLIP = "open_clip:"
+"""Before a name of open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:a/b`, `open_clip:local-dir:/a`."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,6 @@ def count_from_config(source: str, kind: str) -> int:
     import torch
     import transformers
 
-    from mmrl.runtime.net.offline import check_hub
-
     check_hub(source)
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     own = getattr(transformers, (config.architectures or [""])[0], None)
@@ -74,15 +76,19 @@ def count_open_clip(architecture: str) -> int:
     """Numbers of a CLIP of open_clip's, by the name of its architecture; ValueError for an unknown one."""
     import torch
 
-    from mmrl.serving.files import import_package
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in open_clip_of(architecture).parameters())
 
+
+def open_clip_of(architecture: str) -> Any:
+    """A CLIP of open_clip's with new weights, by the name of its architecture; ValueError for an unknown one."""
     open_clip = import_package("open_clip", "pip install open_clip_torch")
     settings = open_clip.get_model_config(architecture)
     if settings is None:
-        raise ValueError(f"open_clip names no architecture {architecture!r}")
-    with torch.device("meta"):
-        model = open_clip.CLIP(**{key: value for key, value in settings.items() if key != "custom_text"})
-    return sum(weight.numel() for weight in model.parameters())
+        raise ValueError(
+            f"open_clip has no architecture {architecture!r}: name one, or the path of a JSON file with its settings"
+        )
+    return open_clip.CLIP(**{key: value for key, value in settings.items() if key != "custom_text"})
 
 
 def checkpoint_size(source: str, name: str, device: str = "auto") -> ModelSize:
@@ -104,12 +110,9 @@ def count_in_file(file: Path) -> int:
         with safe_open(file, framework="pt") as weights:
             shapes = [weights.get_slice(key).get_shape() for key in weights.keys()]  # noqa: SIM118 - it is no mapping
         return sum(math.prod(shape) for shape in shapes)
-    import torch
+    from mmrl.serving.scorers.models import read_weights
 
-    found = torch.load(file, map_location="meta", weights_only=True)
-    for wrapping in ("state_dict", "model"):
-        found = found[wrapping] if isinstance(found.get(wrapping), dict) else found
-    return sum(value.numel() for value in found.values() if isinstance(value, torch.Tensor))
+    return sum(value.numel() for value in read_weights(file, "meta").values())
 
 
 def size_by(name: str, device: str, count: Callable[[], int]) -> ModelSize:
