@@ -3,9 +3,7 @@
 import base64
 import io
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import socket
 from inspect import unwrap
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.app.toml.tables import Table
 from mmrl.core.samples import MediaSize
 from mmrl.runtime.sandbox.lock import missing
+from tests.support.rude_servers import answers, rude
 from tests.support.text_policies import picture
 from tests.support.videos import even, read_number, write_video
 
@@ -173,40 +172,27 @@ def test_a_reader_that_read_nothing():
         answer(Tools(tools=("ocr",), space="norm1000", reader=lambda _: ["a"]), SIGHT, call("ocr"))  # type: ignore[arg-type, return-value]
 
 
-class Service(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        size = Image.open(io.BytesIO(base64.b64decode(told["image"]))).size
-        found = {
-            "/read": {"text": f"{size}"},
-            "/none": {"text": None},
-            "/find": {"objects": [{"label": "cat", "score": 1, "box": [0, 0, 20, 50]}]},
-        }
-        content = json.dumps(found.get(self.path, {})).encode()
-        self.send_response(200 if self.path in found else 500)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None: ...
+def service(connection: socket.socket, request: bytes) -> None:
+    """Answers about a picture, by the path."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    size = Image.open(io.BytesIO(base64.b64decode(json.loads(body)["image"]))).size
+    found = {
+        "/read": {"text": f"{size}"},
+        "/none": {"text": None},
+        "/find": {"objects": [{"label": "cat", "score": 1, "box": [0, 0, 20, 50]}]},
+    }
+    path = head.decode().split()[1]
+    answers(200 if path in found else 500, json.dumps(found.get(path, {})).encode())(connection, request)
 
 
-@pytest.fixture
-def service() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_reader_and_a_detector_behind_servers(service: str):
-    tools = Tools(tools=("ocr", "detect"), space="norm1000", reader=f"{service}/read", detector=f"{service}/find")
-    assert said(tools, SIGHT, call("ocr", image=1)).text == "(64, 64)"
-    assert json.loads(said(tools, SIGHT, call("detect")).text) == {"label": "cat", "bbox_2d": [0, 0, 100, 500], "score": 1.0}
-    assert said(Tools(tools=("ocr",), space="norm1000", reader=f"{service}/none"), SIGHT, call("ocr")).text == "(no text)"
-    with pytest.raises(RuntimeError, match="answered 500"):
-        answer(Tools(tools=("ocr",), space="norm1000", reader=f"{service}/other"), SIGHT, call("ocr"))
+def test_a_reader_and_a_detector_behind_servers():
+    with rude(service) as server:
+        tools = Tools(tools=("ocr", "detect"), space="norm1000", reader=f"{server.url}/read", detector=f"{server.url}/find")
+        assert said(tools, SIGHT, call("ocr", image=1)).text == "(64, 64)"
+        assert json.loads(said(tools, SIGHT, call("detect")).text) == {"label": "cat", "bbox_2d": [0, 0, 100, 500], "score": 1.0}
+        assert said(Tools(tools=("ocr",), space="norm1000", reader=f"{server.url}/none"), SIGHT, call("ocr")).text == "(no text)"
+        with pytest.raises(RuntimeError, match="answered 500"):
+            answer(Tools(tools=("ocr",), space="norm1000", reader=f"{server.url}/other"), SIGHT, call("ocr"))
 
 
 @pytest.mark.evidence

@@ -1,13 +1,11 @@
 """A time limit of a call leaves out what a client within it waits for a server that is away."""
 
 import contextlib
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +23,7 @@ from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from tests.serving.test_reward_server import group_of
 from tests.support.ports import free_ports
+from tests.support.rude_servers import answers, rude
 
 LIMIT_S, PAUSE_S, DEADLINE_S = 4.0, 4.5, 6.0
 
@@ -90,19 +89,6 @@ class JudgeElsewhere:
         return ask_for_scores(self.endpoint, [Question("?") for _ in group.samples], lambda reply: Scored(float(reply.text)))
 
 
-class Judge(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        content = json.dumps({"choices": [{"message": {"content": "7"}, "finish_reason": "stop"}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
 def test_a_reward_in_a_process_waits_for_its_server_as_any_other():
     """For one that is gone until its deadline, and for one that comes back after more than the reward's time limit."""
     first = free_ports(2)
@@ -119,10 +105,9 @@ def test_a_reward_in_a_process_waits_for_its_server_as_any_other():
     with ThreadPoolExecutor(2) as pool:
         gone, late = pool.submit(score, addresses[0], DEADLINE_S), pool.submit(score, addresses[1], 120.0)
         time.sleep(LIMIT_S)
-        with ThreadingHTTPServer(("127.0.0.1", first + 1), Judge) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+        said = b'{"choices": [{"message": {"content": "7"}, "finish_reason": "stop"}]}'
+        with rude(answers(200, said), first + 1):
             assert late.result(120)[0].values.flatten().tolist() == [7.0, 7.0]
-            server.shutdown()
         assert isinstance(error := gone.exception(120), RewardUnavailableError) and "cannot be reached" in str(error), error
 
 

@@ -4,11 +4,6 @@ import gzip
 import json
 import pickle
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -25,66 +20,9 @@ from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Quest
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.reward_server import ServerLimits
 from tests.serving.test_reward_server import length, serving
+from tests.support.rude_servers import OK, answers, drips, floods, rude
 
 GROUP = Group(0, Prompt("p"), (Sample("a"),))
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def foreign(answer: Answer) -> Iterator[str]:
-    """A server that answers every request so; yields its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length") or 0))
-            answer(self)
-
-        do_GET = do_POST  # noqa: N815 - the base class's name
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing on the terminal."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-
-
-def says(body: bytes, code: int = 200, **headers: str) -> Answer:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(code)
-        for name, value in ({"content-length": str(len(body))} | headers).items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return answer
-
-
-def pours(handler: BaseHTTPRequestHandler) -> None:
-    """An answer without an end."""
-    handler.send_response(200)
-    handler.end_headers()
-    try:
-        while True:
-            handler.wfile.write(b"\0" * 2**20)
-    except OSError:
-        pass
-
-
-def drips(handler: BaseHTTPRequestHandler) -> None:
-    """A byte now and then, for longer than anybody waits."""
-    handler.send_response(200)
-    handler.end_headers()
-    try:
-        for _ in range(60):
-            handler.wfile.write(b"\0")
-            handler.wfile.flush()
-            time.sleep(0.05)
-    except OSError:
-        pass
 
 
 class Bomb:
@@ -103,18 +41,24 @@ def reply(header: dict[str, Any], **changes: Any) -> bytes:
 
 
 BAD = {
-    "a pickle": (says(pickle.dumps(Bomb())), "is a pickle"),
-    "HTML": (says(b"<html>", content_type="text/html"), "no reply of a reward server"),
-    "a header of 2^63 bytes": (says((2**63).to_bytes(8, "little") + b"{}"), "no reply of a reward server"),
-    "300 parts": (says(reply({"parts": [{f"p{i}": 1.0 for i in range(300)}]})), "300 different parts, and at most 256"),
-    "a part with a long name": (says(reply({"parts": [{"x" * 50_000: 1.0}]})), "of 50000 letters, and 200 are read"),
-    "parts that are text": (says(reply({"parts": [{"a": "b"}]})), "no reply of a reward"),
-    "a fingerprint that is a list": (says(reply({"fingerprint": ["f"]})), "no text"),
-    "an exception that is a number": (says(reply({"raised": 5})), "no text"),
-    "deep nesting": (says(reply({"parts": json.loads("[" * 200 + "]" * 200)})), "no reply of a reward"),
-    "a bomb": (says(gzip.compress(b"\0" * 2**24), content_encoding="gzip"), "in the encoding 'gzip', which was not asked for"),
-    "an endless answer": (pours, "answered more than 1 MiB"),
-    "values of another type": (says(reply({}, values={"shape": [1], "dtype": "BF16", "data_offsets": [0, 2]})), "no reply"),
+    "a pickle": (answers(200, pickle.dumps(Bomb())), "is a pickle"),
+    "HTML": (answers(200, b"<html>", "Content-Type: text/html"), "no reply of a reward server"),
+    "a header of 2^63 bytes": (answers(200, (2**63).to_bytes(8, "little") + b"{}"), "no reply of a reward server"),
+    "300 parts": (answers(200, reply({"parts": [{f"p{i}": 1.0 for i in range(300)}]})), "300 different parts, and at most 256"),
+    "a part with a long name": (answers(200, reply({"parts": [{"x" * 50_000: 1.0}]})), "of 50000 letters, and 200 are read"),
+    "parts that are text": (answers(200, reply({"parts": [{"a": "b"}]})), "no reply of a reward"),
+    "a fingerprint that is a list": (answers(200, reply({"fingerprint": ["f"]})), "no text"),
+    "an exception that is a number": (answers(200, reply({"raised": 5})), "no text"),
+    "deep nesting": (answers(200, reply({"parts": json.loads("[" * 200 + "]" * 200)})), "no reply of a reward"),
+    "a bomb": (
+        answers(200, gzip.compress(b"\0" * 2**24), "Content-Encoding: gzip"),
+        "in the encoding 'gzip', which was not asked for",
+    ),
+    "an endless answer": (floods(OK + b"\r\n", b"\0"), "answered more than 1 MiB"),
+    "values of another type": (
+        answers(200, reply({}, values={"shape": [1], "dtype": "BF16", "data_offsets": [0, 2]})),
+        "no reply",
+    ),
 }
 
 
@@ -122,28 +66,26 @@ BAD = {
 def test_a_bad_reply_is_a_failure_and_no_score(kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fetch, "MOST_BYTES", 2**20)
     answer, message = BAD[kind]
-    with foreign(answer) as url, pytest.raises(RemoteRewardError, match=message):
-        RemoteReward(f"{url}/length").score(GROUP)
+    with rude(answer) as server, pytest.raises(RemoteRewardError, match=message):
+        RemoteReward(f"{server.url}/length").score(GROUP)
 
 
 def test_the_replies_of_these_tests_would_be_read():
-    with foreign(says(reply({}))) as url:
-        assert RemoteReward(f"{url}/length").score(GROUP) == [1.0]
+    with rude(answers(200, reply({}))) as server:
+        assert RemoteReward(f"{server.url}/length").score(GROUP) == [1.0]
 
 
 def test_a_flood_of_nan_is_a_flood_of_failures():
     packed = wire.pack_reply(wire.ServedScores((float("nan"),), (Status.OK,), ({"a": float("nan")},), "f", None))
-    with foreign(says(packed)) as url:
-        [scored] = RemoteReward(f"{url}/length").score(GROUP)
+    with rude(answers(200, packed)) as server:
+        [scored] = RemoteReward(f"{server.url}/length").score(GROUP)
     assert isinstance(scored, Scored) and scored.value is not None and isnan(scored.value)
 
 
 def test_an_answer_that_drips_is_given_up_in_time():
-    with (
-        foreign(drips) as url,
-        pytest.raises((RewardUnavailableError, RemoteRewardError), match="no whole answer within"),
-    ):
-        RemoteReward(f"{url}/length", deadline_s=0.3).score(GROUP)
+    refused = pytest.raises((RewardUnavailableError, RemoteRewardError), match="no whole answer within")
+    with rude(drips(OK + b"\r\n", b"\0")) as server, refused:
+        RemoteReward(f"{server.url}/length", deadline_s=0.3).score(GROUP)
 
 
 @pytest.mark.parametrize("code", [301, 302, 307])
@@ -152,15 +94,13 @@ def test_nobody_is_followed_elsewhere(code: int, where: str, monkeypatch: pytest
     """The key of the judge and the token of the rewards would travel along."""
     monkeypatch.setenv("A_KEY", "secret")
     monkeypatch.setenv("MMRL_REWARD_TOKEN", "secret")
-    seen: list[str] = []
-    with ExitStack() as stack:
-        other = stack.enter_context(foreign(lambda handler: seen.append(str(handler.headers)) or says(b"{}")(handler)))
-        url = stack.enter_context(foreign(says(b"", code, location=other if where == "other" else where)))
-        with pytest.raises(RewardUnavailableError, match=f"answered {code}"):
-            RemoteReward(f"{url}/length").score(GROUP)
-        with pytest.raises(HopelessError, match=r"redirects to .*, which is not followed"):
-            judge.ask(Endpoint(url, "m", api_key_env="A_KEY"), [Question("x")])
-    assert seen == []
+    with rude(answers(200, b"{}")) as other:
+        with rude(answers(code, b"", f"Location: {other.url if where == 'other' else where}")) as server:
+            with pytest.raises(RewardUnavailableError, match=f"answered {code}"):
+                RemoteReward(f"{server.url}/length").score(GROUP)
+            with pytest.raises(HopelessError, match=r"redirects to .*, which is not followed"):
+                judge.ask(Endpoint(server.url, "m", api_key_env="A_KEY"), [Question("x")])
+        assert other.requests == []
 
 
 ANSWERS = {
@@ -179,8 +119,8 @@ ANSWERS = {
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_bad_answer_of_a_judge_is_one_error(kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fetch, "MOST_BYTES", 2**20)
-    with foreign(says(ANSWERS[kind])) as url:
-        [outcome] = judge.ask(Endpoint(url, "m"), [Question("x")])
+    with rude(answers(200, ANSWERS[kind])) as server:
+        [outcome] = judge.ask(Endpoint(server.url, "m"), [Question("x")])
     assert isinstance(outcome, JudgeError) and str(outcome)
 
 
@@ -196,8 +136,8 @@ def test_a_wait_that_is_asked_for_is_finite(header: str):
 def test_a_listing_that_describes_nothing_is_refused(listing: dict[str, Any]):
     said = json.dumps({"protocol": wire.PROTOCOL} | listing).encode()
     refused = pytest.raises(ValueError, match=r"the reward server at .* does not (serve|describe) 'length'")
-    with foreign(says(said)) as url, refused:
-        RemoteReward(f"{url}/length").connect(wait_s=2.0)
+    with rude(answers(200, said)) as server, refused:
+        RemoteReward(f"{server.url}/length").connect(wait_s=2.0)
 
 
 def test_an_endless_body_is_cut_off():

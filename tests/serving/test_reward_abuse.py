@@ -5,12 +5,8 @@ import io
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -25,6 +21,7 @@ from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.reward_server import ServerLimits
 from tests.serving.test_reward_server import group_of, length, serving
+from tests.support.rude_servers import answers, hears_nothing, rude
 
 
 def post(url: str, group: Group, **headers: str) -> httpx.Response:
@@ -145,33 +142,6 @@ def test_a_reward_that_exits_does_not_end_the_server():
         assert RemoteReward(f"{url}/length").score(group_of("ab")) == [2.0]
 
 
-@contextmanager
-def foreign(code: int, body: bytes, wait_s: float = 0.0) -> Iterator[str]:
-    """A server that is none of ours and always answers alike."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            time.sleep(wait_s)
-            if self.headers.get("content-length"):
-                self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(code)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET  # noqa: N815 - the base class's name
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing on the terminal."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/length"
-    finally:
-        server.shutdown()
-
-
 @pytest.mark.parametrize(
     ("code", "body", "message"),
     [
@@ -183,23 +153,22 @@ def foreign(code: int, body: bytes, wait_s: float = 0.0) -> Iterator[str]:
     ],
 )
 def test_other_servers_are_told_before_training(code: int, body: bytes, message: str):
-    with foreign(code, body) as url, pytest.raises(ValueError, match=message):
-        RemoteReward(url).connect(wait_s=2.0)
+    with rude(answers(code, body)) as server, pytest.raises(ValueError, match=message):
+        RemoteReward(f"{server.url}/length").connect(wait_s=2.0)
 
 
 def test_nonsense_in_the_middle_of_a_run_is_a_failure_and_no_score():
-    with foreign(200, b"<html>Maintenance</html>") as url, pytest.raises(RemoteRewardError, match="no reply of a reward server"):
-        RemoteReward(url).score(group_of("a"))
+    said = answers(200, b"<html>Maintenance</html>")
+    with rude(said) as server, pytest.raises(RemoteRewardError, match="no reply of a reward server"):
+        RemoteReward(f"{server.url}/length").score(group_of("a"))
 
 
 def test_a_server_that_stays_silent_is_given_up_in_time():
-    with foreign(200, b"", wait_s=2.0) as url:
-        start = time.monotonic()
+    with rude(hears_nothing) as server:
         with pytest.raises(ValueError, match="does not answer"):
-            RemoteReward(url).connect(wait_s=0.3)
+            RemoteReward(f"{server.url}/length").connect(wait_s=0.3)
         with pytest.raises(RewardUnavailableError, match="does not answer"):
-            RemoteReward(url, deadline_s=0.3).score(group_of("a"))
-        assert time.monotonic() - start < 1.9
+            RemoteReward(f"{server.url}/length", deadline_s=0.3).score(group_of("a"))
 
 
 def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch):

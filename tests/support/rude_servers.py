@@ -26,9 +26,9 @@ class RudeServer:
 
 
 @contextmanager
-def rude(script: Script) -> Iterator[RudeServer]:
-    """A server that does the same with every connection while the block runs."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+def rude(script: Script, port: int = 0) -> Iterator[RudeServer]:
+    """A server that does the same with every connection while the block runs; at a free port for 0."""
+    listener = socket.create_server(("127.0.0.1", port), backlog=64)
     server = RudeServer(f"http://127.0.0.1:{listener.getsockname()[1]}")
     open_ones: list[socket.socket] = []
 
