@@ -42,6 +42,20 @@ def stir(policy: TextPolicy, size: float = 0.05, seed: int = 1) -> None:
             weight += size * torch.randn(weight.shape, generator=numbers)
 
 
+def chat_of(processor: Any, prompt: Prompt) -> Any:
+    """A prompt with one picture as transformers' own template feeds it."""
+    content = [{"type": "image", "image": prompt.media[0]}, {"type": "text", "text": prompt.text}]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    return processor.apply_chat_template([{"role": "user", "content": content}], **options)
+
+
+def generated(policy: TextPolicy, model: Any, fed: Any, length: int) -> tuple[int, ...]:
+    """The likeliest tokens, by transformers' own loop."""
+    banned = [[token] for token in sorted(policy.banned)]
+    out = model.generate(**fed, max_new_tokens=length, do_sample=False, bad_words_ids=banned)
+    return tuple(out[0, fed["input_ids"].shape[1] :].tolist())
+
+
 def prompts() -> list[Prompt]:
     """One picture, two of different size inside the text, none, and a tall one."""
     return [

@@ -373,27 +373,22 @@ def decode(generation: Generation, net: TextNet, length: int) -> int:
 
     def work(net: TextNet) -> int:
         last, cache = net.prefill(generation.prompts)
-        hidden = last[index]
+        hidden, fed = last[index], torch.zeros(n, 1, dtype=torch.long)
+        positions = generation.prompts.next_positions[:, index]
         if generation.shares:
-            return share(net, cache, hidden)
-        cache.reorder_cache(index)
-        if length > 1:
-            grow(cache, length - 2)
-            attention = torch.nn.functional.pad(generation.prompts.attention[index], (0, length - 1), value=1)
-            positions = generation.prompts.next_positions[:, index] + length - 2
-            hidden = net.extend(cache, torch.zeros(n, 1, dtype=torch.long), positions, attention)[:, -1]
+            ends = [generation.ends[i] for i in index.tolist()]
+            room, _ = SharedRoom.of(layers_of(cache), index.tolist(), ends, generation.sampling.max_new_tokens)
+            room.grow(length)
+            hidden, held = net.extend(room, fed, positions, None)[:, -1], room.tensors
+        else:
+            cache.reorder_cache(index)
+            if length > 1:
+                grow(cache, length - 2)
+                attention = torch.nn.functional.pad(generation.prompts.attention[index], (0, length - 1), value=1)
+                hidden = net.extend(cache, fed, positions + length - 2, attention)[:, -1]
+            held = list(cached(cache))
         draw(net.logits(hidden, torch.ones(n)), torch.rand(n), generation.sampling)
-        return size_of(cached(cache))
-
-    def share(net: TextNet, cache: Cache, hidden: Tensor) -> int:
-        places: list[int] = index.tolist()
-        room, _ = SharedRoom.of(
-            layers_of(cache), places, [generation.ends[i] for i in places], generation.sampling.max_new_tokens
-        )
-        room.grow(length)
-        hidden = net.extend(room, torch.zeros(n, 1, dtype=torch.long), generation.prompts.next_positions[:, index], None)[:, -1]
-        draw(net.logits(hidden, torch.ones(n)), torch.rand(n), generation.sampling)
-        return size_of(room.tensors)
+        return size_of(held)
 
     return net(work)
 

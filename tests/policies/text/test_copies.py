@@ -1,21 +1,15 @@
 """Copies of weights that rest on the CPU, and the state that one process alone builds, on a real policy."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
+from mmrl.policies.shared.meta_models import tensors_in
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.text_policies import make, prompts
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, dict):
-        return [x for item in value.values() for x in tensors_in(item)]
-    return [value] if isinstance(value, Tensor) else []
 
 
 def test_a_policy_whose_copies_rest_reads_the_same(tiny):
@@ -35,7 +29,7 @@ def test_a_policy_whose_copies_rest_reads_the_same(tiny):
 def test_the_state_of_the_second_process_holds_no_weights(tmp_path: Path, tiny):
     policy = make(tiny("smolvlm"))
     policy.ranks.rank = 1
-    assert tensors_in(policy.state_dict()) == []
+    assert not list(tensors_in(policy.state_dict()))
     policy.ranks.rank = 0
     Checkpoints(tmp_path).save(1, {"index": 1, "policy": policy.state_dict()}, Ranks())
     loaded = Checkpoints(tmp_path).load(1)["policy"]["weights"]

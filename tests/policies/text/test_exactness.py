@@ -11,6 +11,8 @@ from tests.support.text_policies import (
     EVERY,
     FP32_BOUND,
     bias_toward,
+    chat_of,
+    generated,
     gradients,
     ids_of,
     logprobs,
@@ -76,15 +78,8 @@ def test_greedy_equals_generate(tiny, family):
     model, processor = plain_model(tiny(family))
     prompt = prompts()[0]
     rollouts = policy.rollout([Request(prompt, 2, 0), Request(prompts()[2], 1, 1)], Sampling(temperature=0.0, max_new_tokens=8))
-    content = [{"type": "image", "image": prompt.media[0]}, {"type": "text", "text": prompt.text}]
-    fed = processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
-    )
-    banned = [[token] for token in sorted(policy.banned)]
-    out = model.generate(**fed, max_new_tokens=8, do_sample=False, bad_words_ids=banned)
-    expected = out[0, fed["input_ids"].shape[1] :].tolist()
-    for sample in rollouts.groups[0].samples:
-        assert list(ids_of(sample)) == expected
+    expected = generated(policy, model, chat_of(processor, prompt), 8)
+    assert [ids_of(sample) for sample in rollouts.groups[0].samples] == [expected] * 2
 
 
 @pytest.mark.parametrize("chunk", [1, 10**9])

@@ -11,10 +11,9 @@ from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Prompt, Reading
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.check.audit import audit
-from mmrl.policies.text.families import Family
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.trace import Inset, TextTrace, join, numbers_of, offsets_of, types_of
+from mmrl.policies.text.trace import Inset, TextTrace, numbers_of, offsets_of, types_of
 from tests.support.text_policies import FP32_BOUND, make, picture
 
 FAMILIES = [
@@ -140,24 +139,3 @@ def test_what_follows_a_picture_is_read_behind_its_largest_position():
     ]
     assert types_of(((), two), (2, 6)).tolist() == [[0] * 6, [0, 1, 1, 1, 1, 0]]
     assert list(map(list, numbers_of(((), two), 2, 3))) == [[], [3, 4]] and list(map(list, numbers_of((), 2, 3))) == [[], []]
-
-
-def test_rows_keep_their_pictures_when_traces_are_joined():
-    prompt = Encoded("p", torch.tensor([1, 2]), torch.zeros(1, 2, dtype=torch.long))
-    one = Inset(0, {}, torch.zeros(1, 1, dtype=torch.long))
-
-    def trace(insets: Any) -> TextTrace:
-        return TextTrace(
-            (prompt,),
-            torch.zeros(2).long(),
-            torch.zeros(2, 3).long(),
-            torch.ones(2).long(),
-            torch.ones(2),
-            torch.zeros(2).long(),
-            Family(None),
-            insets=insets,
-        )
-
-    joined = join([trace(()), trace(((one,), ()))])
-    assert joined.insets == ((), (), (one,), ()) and joined.take(torch.tensor([2, 0])).insets == ((one,), ())
-    assert joined.take(torch.tensor([0, 3])).insets == () == join([trace(()), trace(())]).insets

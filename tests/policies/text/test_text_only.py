@@ -14,6 +14,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicyConfig
 from tests.support.ascent import climb
 from tests.support.text_policies import (
     FP32_BOUND,
+    generated,
     gradients,
     ids_of,
     logprobs,
@@ -87,8 +88,7 @@ def test_greedy_writes_what_transformers_writes(tiny):
     rollouts = policy.rollout([Request(Prompt("a", "hello"), 1, 0)], Sampling(temperature=0.0, max_new_tokens=8))
     text = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], add_generation_prompt=True, tokenize=False)
     fed = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-    out = model.generate(**fed, max_new_tokens=8, do_sample=False, bad_words_ids=[[token] for token in sorted(policy.banned)])
-    assert list(ids_of(rollouts.groups[0].samples[0])) == out[0, fed["input_ids"].shape[1] :].tolist()
+    assert ids_of(rollouts.groups[0].samples[0]) == generated(policy, model, fed, 8)
 
 
 def test_a_picture_is_refused_by_the_name_of_its_prompt(tiny):

@@ -6,7 +6,7 @@ import torch
 
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.trace import TextTrace, join
+from mmrl.policies.text.trace import Inset, Insets, TextTrace, join
 
 FAMILY = Family(None)
 
@@ -15,12 +15,11 @@ def encoded(name: str) -> Encoded:
     return Encoded(name, torch.tensor([1, 2]), torch.zeros(1, 2, dtype=torch.long))
 
 
-def trace(prompts: Sequence[Encoded], rows: Sequence[int], tokens: list[list[int]]) -> TextTrace:
+def trace(prompts: Sequence[Encoded], rows: Sequence[int], tokens: list[list[int]], insets: Insets = ()) -> TextTrace:
     """Row i answers prompts[rows[i]] with tokens[i], all of full length."""
     lengths = torch.tensor([len(row) for row in tokens])
-    return TextTrace(
-        tuple(prompts), torch.tensor(rows), torch.tensor(tokens), lengths, torch.ones(len(tokens)), 0 * lengths, FAMILY
-    )
+    given = tuple(prompts), torch.tensor(rows), torch.tensor(tokens), lengths, torch.ones(len(tokens)), 0 * lengths
+    return TextTrace(*given, FAMILY, insets=insets)
 
 
 def names(trace: TextTrace) -> list[str]:
@@ -52,3 +51,11 @@ def test_a_compact_trace_holds_the_prompts_that_are_answered_and_no_common_paddi
     ).compact()
     assert names(few) == ["c", "a", "c"]
     assert len(few.prompts) == 2 and few.tokens.tolist() == [[7, 8], [4, 5], [1, 2]]
+
+
+def test_rows_keep_their_pictures_when_traces_are_joined():
+    one = Inset(0, {}, torch.zeros(1, 1, dtype=torch.long))
+    bare, shown = (trace([encoded("p")], [0, 0], [[0] * 3] * 2, insets) for insets in ((), ((one,), ())))
+    joined = join([bare, shown])
+    assert joined.insets == ((), (), (one,), ()) and joined.take(torch.tensor([2, 0])).insets == ((one,), ())
+    assert joined.take(torch.tensor([0, 3])).insets == () == join([bare, bare]).insets

@@ -83,17 +83,6 @@ def test_frames_by_rate_reach_from_the_first_to_the_last():
     assert (chosen.step, chosen.seconds) == (pytest.approx(4 / 7), 4.1)
 
 
-@pytest.mark.parametrize("multiple", [1, 2])
-@pytest.mark.parametrize("fps", [1.0, 1.3, 2.0, 3.7])
-def test_the_end_of_a_clip_is_shown(fps, multiple):
-    rule = FrameRule(fps=fps, multiple=multiple)
-    for number in range(41, 160):
-        seconds = number / 10
-        chosen = choose(timeline(even(number, 10.0), seconds), Video("a.mp4"), rule)
-        assert chosen.indices[-1] / 10 >= seconds - 1 / fps
-        assert len(chosen.indices) == int(seconds * fps + 1e-6) // multiple * multiple
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_end_of_a_clip_is_shown_at_any_frame_rate(seed):
     times = uneven(60, seed)

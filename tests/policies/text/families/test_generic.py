@@ -15,6 +15,8 @@ from mmrl.policies.text.policy import Sampling
 from tests.support.text_policies import (
     FP32_BOUND,
     LATE,
+    chat_of,
+    generated,
     gradients,
     ids_of,
     logprobs,
@@ -65,12 +67,7 @@ def test_greedy_answers_are_those_of_generate(tiny, family):
     model, processor = plain_model(tiny(family))
     prompt = prompts()[0]
     rollouts = policy.rollout([Request(prompt, 1, 0)], Sampling(temperature=0.0, max_new_tokens=6))
-    content = [{"type": "image", "image": prompt.media[0]}, {"type": "text", "text": prompt.text}]
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
-    fed = processor.apply_chat_template([{"role": "user", "content": content}], **options)
-    banned = [[token] for token in sorted(policy.banned)]
-    out = model.generate(**fed, max_new_tokens=6, do_sample=False, bad_words_ids=banned)
-    assert list(ids_of(rollouts.groups[0].samples[0])) == out[0, fed["input_ids"].shape[1] :].tolist()
+    assert ids_of(rollouts.groups[0].samples[0]) == generated(policy, model, chat_of(processor, prompt), 6)
 
 
 def test_a_family_without_its_head_is_refused(tiny, monkeypatch):
