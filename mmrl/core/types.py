@@ -197,10 +197,14 @@ class Rollouts:
             node_ids=None if self.node_ids is None else self.node_ids[rows][:, steps],
         )
 
+    def pairs(self) -> list[tuple[int, int]]:
+        """Group id and sample id of every row."""
+        return list(zip(map(int, self.group_ids), map(int, self.sample_ids), strict=True))
+
     def samples(self) -> Iterator[tuple[Group, Sample]]:
         """Group and sample of every row."""
         by_id = {group.id: group for group in self.groups}
-        for group_id, sample_id in zip(map(int, self.group_ids), map(int, self.sample_ids), strict=True):
+        for group_id, sample_id in self.pairs():
             yield by_id[group_id], by_id[group_id].samples[sample_id]
 
     def truncated(self) -> Bool[Tensor, " n"]:

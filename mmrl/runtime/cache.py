@@ -65,7 +65,8 @@ def fingerprint(file: Path) -> str:
 def entries() -> list[Entry]:
     """All entries, the one used longest ago first."""
     folder = cache_folder()
-    found = [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and _is_own(path)] if folder.is_dir() else []
+    inside = [path for path in folder.iterdir() if _OURS.fullmatch(path.name)] if folder.is_dir() else []
+    found = [path for path in inside if path.is_dir() and not path.is_symlink()]
     return sorted(
         (entry for path in found if (entry := _look(path)) is not None), key=lambda entry: (entry.used, entry.path.name)
     )
@@ -124,10 +125,6 @@ def _hold(entry: Path) -> None:
     descriptor = os.open(entry, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     _held[entry] = descriptor
-
-
-def _is_own(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def _entry_of(path: Path) -> Path | None:

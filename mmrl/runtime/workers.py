@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 from weakref import WeakSet
 
-from mmrl.runtime.blame import PLUGIN, describe, note_place
+from mmrl.runtime.blame import PLUGIN, UnavailableError, describe, note_place
 from mmrl.runtime.net.clocks import LEAST_S, CallClock, away, timed
 
 PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from mmrl.runtime.workers import begin; begin(*map(int, sys.argv[1:4]))"
@@ -56,6 +56,10 @@ class WorkerError(RuntimeError):
 
 class LoadError(RuntimeError):
     """The function cannot be loaded in another process, however often it is tried."""
+
+
+NEVER_AGAIN = (UnavailableError, ImportError, LoadError, NotImplementedError)
+"""Exceptions that a retry cannot fix."""
 
 
 class SilentError(TimeoutError):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -28,20 +28,10 @@ from mmrl.training.rewards.previews import score_previews
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
 from mmrl.training.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from mmrl.training.checkpoints.state import RunState
+
 ProbeScores = dict[str, Tensor]
-
-
-@runtime_checkable
-class Draws(Protocol):
-    """Gives the state that collecting and evaluating move on."""
-
-    def now(self) -> State:
-        """The state at this moment."""
-        ...
-
-    def of_evaluation(self) -> list[State]:
-        """The memories of the evaluation's own rewards, if it has any."""
-        ...
 
 
 @dataclass
@@ -93,7 +83,7 @@ class Collector:
         """Number of parts in which a round is sampled; rewards score one part while the next is sampled."""
         self.ahead, self.steps = settings.ahead, settings.steps
 
-    def take(self, step: int, sampling: Callable[[int], object], state: Draws) -> Collected:
+    def take(self, step: int, sampling: Callable[[int], object], state: "RunState") -> Collected:
         """The rows of a step, counted from 0; `sampling` says how a step, counted from 1, is sampled."""
         return self.collect(sampling(step + 1))
 
@@ -104,7 +94,7 @@ class Collector:
     def rest(self, step: int) -> None:
         """Called after this many steps, before prompts are answered that do not train."""
 
-    def draws(self, state: Draws) -> State:
+    def draws(self, state: "RunState") -> State:
         """The state that collecting moves on, from before the step that trains next was collected."""
         return state.now()
 
@@ -340,10 +330,9 @@ def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Score
     if not revision.drop_samples:
         return
     begun = [any(one.who == "forced" for one in sample.segments) for _, sample in rollouts.samples()]
-    rows = zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), scores.total().tolist(), begun, strict=True)
-    for group, sample, total, goes_on in rows:
-        if (group, sample) in revision.drop_samples and not goes_on:
-            gone.setdefault(group, []).append(total)
+    for pair, total, goes_on in zip(rollouts.pairs(), scores.total().tolist(), begun, strict=True):
+        if pair in revision.drop_samples and not goes_on:
+            gone.setdefault(pair[0], []).append(total)
 
 
 def with_seen(rollouts: Rollouts, scores: Scores, gone: Mapping[int, list[float]], stored: Mapping[int, Seen | None]) -> Rollouts:
@@ -401,11 +390,7 @@ def without(rollouts: Rollouts, revision: Revision) -> Rollouts:
     """The rows without the groups and samples the planner dropped. A dropped sample stays in its group; only its row goes."""
     if not revision.drop_groups and not revision.drop_samples:
         return rollouts
-    pairs: Sequence[tuple[int, int]] = list(zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True))
-    rows = [
-        i
-        for i, (group, sample) in enumerate(pairs)
-        if group not in revision.drop_groups and (group, sample) not in revision.drop_samples
-    ]
+    gone, dropped = revision.drop_groups, revision.drop_samples
+    rows = [i for i, pair in enumerate(rollouts.pairs()) if pair[0] not in gone and pair not in dropped]
     kept = rollouts.take(torch.tensor(rows, dtype=torch.long))
     return replace(kept, groups=tuple(group for group in rollouts.groups if group.id not in revision.drop_groups))

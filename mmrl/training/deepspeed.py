@@ -76,7 +76,7 @@ class DeepSpeedEngine:
         group = {name: x for name, x in self.optimizer.param_groups[0].items() if name != "params"}
         moments: dict[int, State] = {}
         for i, weight in enumerate(self.weights):
-            found = self._moments(weight, names)
+            found: dict[str, Any] = {name: deepspeed().safe_get_full_optimizer_state(weight, name).cpu() for name in names}
             moments |= {i: OwnState(found | numbers)} if keep else {}
         return {
             "state": moments if names or numbers else {},
@@ -111,9 +111,6 @@ class DeepSpeedEngine:
         own = self.optimizer.state.get(self._flat()[0], {})
         moments = [name for name, x in own.items() if is_moment(x)]
         return moments, {name: copy_of(x) for name, x in own.items() if not is_moment(x)}
-
-    def _moments(self, weight: Any, names: list[str]) -> dict[str, Any]:
-        return {name: deepspeed().safe_get_full_optimizer_state(weight, name).cpu() for name in names}
 
 
 def drive(ranks: Ranks, optimizer: torch.optim.Optimizer) -> Ranks:

@@ -13,7 +13,7 @@ from mmrl.runtime.process_state import keep_random_state
 from mmrl.runtime.ranges import Count, CountOrNone, LargeOrNone, Seed, check_ranges
 from mmrl.runtime.spans import in_span
 from mmrl.training.callbacks import Examples
-from mmrl.training.measure import diversity, mean
+from mmrl.training.measure import diversity, mean, means_of_parts
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
 
 Weights = Literal["live", "ema"]
@@ -129,11 +129,9 @@ class Evaluator:
         return replace(request_for(self.settings, self.prompts[i], i, way.weights), turns=way.turns)
 
     def metrics(self, groups: Sequence[Group], tables: Sequence[GroupScores], scores: Scores) -> dict[str, float]:
-        found = [parts for table in tables for parts in table.parts]
-        names = dict.fromkeys(name for parts in found for name in parts)
         samples = [sample for group in groups for sample in group.samples]
         metrics = {f"eval/{name}": mean(scores.values[:, k].tolist()) for k, name in enumerate(scores.names)}
-        metrics |= {f"eval/{name}": mean([parts[name] for parts in found if name in parts]) for name in names}
+        metrics |= means_of_parts("eval", [parts for table in tables for parts in table.parts])
         metrics["eval/total"] = mean(scores.total().tolist())
         lengths = [float(sample.num_written) for sample in samples if sample.token_ids is not None]
         spread = diversity(groups)
@@ -230,10 +228,5 @@ class SeenPrompts:
         answers = self.ranks.gather([group for part in parts for group in part.groups])
         groups = sorted((group for own in answers for group in own), key=lambda group: group.id)
         if self.ranks.is_main:
-            self.keep(step, Examples(groups, no_scores(sum(len(group.samples) for group in groups))))
-
-
-def no_scores(rows: int) -> Scores:
-    """The scores of samples that no reward looks at."""
-    nothing = torch.zeros(rows, 0)
-    return Scores((), nothing, nothing.long(), torch.zeros(0))
+            nothing = torch.zeros(sum(len(group.samples) for group in groups), 0)
+            self.keep(step, Examples(groups, Scores((), nothing, nothing.long(), torch.zeros(0))))

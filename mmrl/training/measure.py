@@ -81,9 +81,13 @@ def source_metrics(rollouts: Rollouts, total: Tensor, ranks: Ranks) -> dict[str,
 def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: Ranks) -> dict[str, float]:
     """reward/<name>/<part>: mean over the samples that have the part."""
     mine = [parts for group in rollouts.groups for parts in tables[group.id].parts]
-    found = [parts for part in ranks.gather(mine) for parts in part]
+    return means_of_parts("reward", [parts for part in ranks.gather(mine) for parts in part])
+
+
+def means_of_parts(prefix: str, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """<prefix>/<reward>/<part>: mean over the samples that have the part."""
     names = dict.fromkeys(name for parts in found for name in parts)
-    return {f"reward/{name}": mean([parts[name] for parts in found if name in parts]) for name in names}
+    return {f"{prefix}/{name}": mean([parts[name] for parts in found if name in parts]) for name in names}
 
 
 def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
@@ -298,10 +302,6 @@ class UpdateFigures:
         self.sums["rows"] += int(batch.rollouts.action_mask.any(1).sum())
         self.sums["idle"] += int(idle.sum())
 
-    def end_update(self) -> None:
-        """Note that the weights have moved."""
-        self.first = False
-
     def drain(self, ranks: Ranks) -> dict[str, float]:
         """rollout/log_ratio, where a sampler noted anything, and policy/idle; every process must call it. Starts again at 0."""
         found = dict(zip(SUMS, ranks.sum([self.sums[name] for name in SUMS]), strict=True))
@@ -323,8 +323,9 @@ def stopwatch(times: dict[str, float], name: str) -> Iterator[None]:
         times[key] = times.get(key, 0.0) + time.perf_counter() - start
 
 
-def time_shares(times: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
-    """time/<phase>_share = seconds of the phase / seconds of the step, mean over ranks; time/idle_share is what is left of 1.
+def with_shares(times: dict[str, float], ranks: Ranks) -> dict[str, float]:
+    """Seconds of a step's parts, and time/<phase>_share = seconds of the phase / seconds of the step, mean over ranks;
+    time/idle_share is what is left of 1.
 
     Ranks wait for the slowest one where they meet: between phases, which is idle time, or inside reading and update.
     """
@@ -332,9 +333,4 @@ def time_shares(times: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
     mine = [times.get(f"time/{phase}_s", 0.0) / whole if whole > 0 else 0.0 for phase in PHASES]
     shares = [total / ranks.world for total in ranks.sum(mine)]
     named = {f"time/{phase}_share": share for phase, share in zip(PHASES, shares, strict=True)}
-    return named | {"time/idle_share": max(0.0, 1.0 - sum(shares))}
-
-
-def with_shares(times: dict[str, float], ranks: Ranks) -> dict[str, float]:
-    """Seconds and shares of a step's parts together."""
-    return {**times, **time_shares(times, ranks)}
+    return times | named | {"time/idle_share": max(0.0, 1.0 - sum(shares))}

@@ -187,7 +187,7 @@ class Trainer:
         self.figures.count(batch, idle := idle_rows(batch, self.algorithm))
         batch = leave_out(batch, idle, self.ranks)
         totals = self.sizes.fit(lambda: self.accumulate(batch), grow=True)
-        self.figures.end_update()
+        self.figures.first = False
         totals = share_averages(dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True)))
         totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
         refuse_nan(self.index + 1, totals, lambda: self.keep_wreck(batch))
@@ -408,7 +408,7 @@ def examples_of(collected: Collected, scores: Scores) -> Examples:
 
 def in_group_order(scores: Scores, rollouts: Rollouts) -> Scores:
     """Rows in the order of groups and their samples; samples whose row was dropped leave, with NaN in their place."""
-    place = {pair: i for i, pair in enumerate(zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True))}
+    place = {pair: i for i, pair in enumerate(rollouts.pairs())}
     rows = [place.get((group.id, i), -1) for group in rollouts.groups for i in range(len(group.samples))]
     index = torch.tensor(rows, dtype=torch.long)
     taken = scores.take(index.clamp(min=0))

@@ -21,8 +21,8 @@ from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.runtime.process_state import LEFT_BEHIND, put_aside, random_state, take_back
 from mmrl.training.ahead.lag import Lag, refuse_lag
 from mmrl.training.ahead.versions import Publishes, Version, Versions
-from mmrl.training.checkpoints.state import copy_state, remembers
-from mmrl.training.collect import Collected, Collector, Draws
+from mmrl.training.checkpoints.state import RunState, copy_state, remembers
+from mmrl.training.collect import Collected, Collector
 from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.settings import TrainSettings
@@ -90,7 +90,7 @@ class Ahead(Collector):
     def _is_busy(self) -> bool:
         return self._thread is not None and self._next <= self._last and self._error is None and not self._closed
 
-    def take(self, step: int, sampling: Callable[[int], object], state: Draws) -> Collected:
+    def take(self, step: int, sampling: Callable[[int], object], state: RunState) -> Collected:
         """The rows of a step, once they are there; then the next one may be collected, with the weights of now.
 
         Raises whatever went wrong in the thread, with its own trace.
@@ -157,7 +157,7 @@ class Ahead(Collector):
                 LEFT_BEHIND.add(self._thread)
                 take_back(self._trainer)
 
-    def draws(self, state: Draws) -> State:
+    def draws(self, state: RunState) -> State:
         """The same, with the scores that are still to be heard of and the thread's own random generators."""
         with self._moved:
             self._moved.wait_for(lambda: self._oldest in self._before or not self._is_busy)
@@ -229,14 +229,14 @@ class Ahead(Collector):
                 )
         return super().split_requests(requests)
 
-    def _begin(self, step: int, sampling: Callable[[int], object], state: Draws) -> None:
+    def _begin(self, step: int, sampling: Callable[[int], object], state: RunState) -> None:
         """Publish what the first steps are written by, and start the thread."""
         self._versions.begin(self._lag.first(step))
         self._next, self._last, self._trainer = step, self._lag.reach(step - 1), current_thread()
         self._thread = Thread(target=self._run, args=(sampling, state), name="mmrl-ahead", daemon=True)
         self._thread.start()
 
-    def _run(self, sampling: Callable[[int], object], state: Draws) -> None:
+    def _run(self, sampling: Callable[[int], object], state: RunState) -> None:
         try:
             while True:
                 begun = time.perf_counter()
@@ -258,7 +258,7 @@ class Ahead(Collector):
                 self._error = error
                 self._moved.notify_all()
 
-    def _collect(self, step: int, sampling: Callable[[int], object], state: Draws) -> Collected:
+    def _collect(self, step: int, sampling: Callable[[int], object], state: RunState) -> Collected:
         with self._own_random_state():
             observed = self._observed.get(step - self.ahead - 1)
             if observed is not None:

@@ -58,7 +58,11 @@ class AnswerCache:
 
     def look(self, group: Group) -> Known:
         try:
-            keys = tuple(sample_keys(group)) if self.pointwise else (digest((group.prompt, group.samples, group.probes)),)
+            if self.pointwise:
+                prompt = digest(group.prompt)
+                keys = tuple(digest((prompt, sample)) for sample in group.samples)
+            else:
+                keys = (digest((group.prompt, group.samples, group.probes)),)
         except NotCacheableError:
             return Known(group, (), {}, group)
         with self._lock:
@@ -136,11 +140,6 @@ def as_numbers(answer: RawAnswer) -> tuple[float, dict[str, float]]:
     """Value and parts of an answer that `is_ok`."""
     value, parts = (answer.value, answer.parts) if isinstance(answer, Scored) else by_name(answer)
     return float(cast(float, value)), {name: float(part) for name, part in parts.items()}
-
-
-def sample_keys(group: Group) -> list[Digest]:
-    prompt = digest(group.prompt)
-    return [digest((prompt, sample)) for sample in group.samples]
 
 
 def digest(thing: object) -> Digest:

@@ -15,18 +15,15 @@ from typing import Annotated, Any, Literal
 import torch
 
 from mmrl.core.samples import Group
-from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import Threads, first_of, is_coroutine, result_of, settle, wait_within, within
 from mmrl.runtime.net.loops import contain, loop
 from mmrl.runtime.process_state import process_state, refuse_change
 from mmrl.runtime.ranges import CountOrNone, NonNegative, Number, Range, check_ranges
-from mmrl.runtime.workers import LoadError, WorkerProcess
+from mmrl.runtime.workers import NEVER_AGAIN, WorkerProcess
 from mmrl.training.rewards.cache import AnswerCache, Known, RawAnswer
 
 ASYNC_LIMIT = 64
 MOST_PAUSE_S = 60.0
-NEVER_AGAIN = (RewardUnavailableError, ImportError, LoadError, NotImplementedError)
-"""Exceptions that a retry cannot fix."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +230,8 @@ class RewardCaller:
         target = self._target()
 
         def asked() -> RawAnswer:
-            return self._drawn_out(target(argument), groups)
+            # of a generator one too many and no further: it may never end
+            return first_of(target(argument), len(groups) if self.whole_step else len(groups[0].samples))
 
         answer = asked() if self.timeout_s is None else within(self.timeout_s, asked)
         if not inspect.isawaitable(answer):
@@ -253,10 +251,6 @@ class RewardCaller:
             self.meter.retried += 1
             await asyncio.sleep(self._pause(attempt))
         raise AssertionError
-
-    def _drawn_out(self, answer: RawAnswer, groups: Sequence[Group]) -> RawAnswer:
-        """The answers of a generator, taken up to one too many and no further: it may never end."""
-        return first_of(answer, len(groups) if self.whole_step else len(groups[0].samples))
 
     def _target(self) -> Callable[..., RawAnswer]:
         return getattr(self.function, "score_all") if self.whole_step else self.function  # noqa: B009 - a function has none

@@ -1,6 +1,5 @@
 """Rewards of what the steps of a sample predicted on the way."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -14,9 +13,10 @@ def score_previews(rewards: RewardRunner, rollouts: Rollouts, scores: Scores) ->
 
     After the last step it is the sample's own, found in `scores`; NaN where a sample has none.
     """
-    own = dict(zip(pairs_of(rollouts), scores.total().tolist(), strict=True))
+    own = dict(zip(rollouts.pairs(), scores.total().tolist(), strict=True))
     found: dict[tuple[int, int], list[float]] = {pair: [] for pair in own}
-    shown = [(group, as_predicted(group, step)) for group in rollouts.groups for step in range(most_previews(group))]
+    steps = [(group, step) for group in rollouts.groups for step in range(min(len(one.previews) for one in group.samples))]
+    shown = [(group, replace(group, samples=previews_of(group, step), probes={})) for group, step in steps]
     tables = rewards.score([one for _, one in shown])
     for (group, _), table in zip(shown, tables, strict=True):
         totals = Scores(rewards.names, table.values, table.status, rewards.weights).total()
@@ -34,19 +34,9 @@ def score_previews(rewards: RewardRunner, rollouts: Rollouts, scores: Scores) ->
     return replace(rollouts, groups=tuple(map(fill, rollouts.groups)))
 
 
-def pairs_of(rollouts: Rollouts) -> Iterator[tuple[int, int]]:
-    """Group and sample of every row."""
-    return zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True)
-
-
-def most_previews(group: Group) -> int:
-    """The steps of which there are previews; all samples of a group have equally many."""
-    return min(len(sample.previews) for sample in group.samples)
-
-
-def as_predicted(group: Group, step: int) -> Group:
-    """The group as if its samples were what a step predicted."""
-    return replace(group, samples=tuple(preview_of(sample, step) for sample in group.samples), probes={})
+def previews_of(group: Group, step: int) -> tuple[Sample, ...]:
+    """A group's samples as a step predicted them."""
+    return tuple(preview_of(sample, step) for sample in group.samples)
 
 
 def preview_of(sample: Sample, step: int) -> Sample:

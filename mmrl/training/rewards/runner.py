@@ -142,7 +142,7 @@ class RewardRunner:
 
     def scores(self, rollouts: Rollouts, tables: Mapping[int, GroupScores]) -> Scores:
         """The tables' rows in the order of the rollouts' rows."""
-        pairs = list(zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True))
+        pairs = rollouts.pairs()
         if not pairs:
             nothing = torch.zeros(0, len(self.names))
             return Scores(self.names, nothing, nothing.long(), self.weights)

@@ -16,12 +16,12 @@ import numpy as np
 from mmrl.core.episodes import Environment, Limits
 from mmrl.core.hooks import EnvironmentHooks, with_hooks
 from mmrl.core.types import Observation, Prompt, Turn
-from mmrl.runtime.blame import UnavailableError, cut, describe, is_from_outside
+from mmrl.runtime.blame import cut, describe, is_from_outside
 from mmrl.runtime.calls import Foreign, Threads, is_coroutine, result_of, settle, wait_within, within
 from mmrl.runtime.net.loops import loop
 from mmrl.runtime.process_state import SHARED, Generators, ProcessState, process_state, random_state, set_random_state
 from mmrl.runtime.ranges import PositiveShare, Range, check_ranges
-from mmrl.runtime.workers import LoadError, WorkerProcess
+from mmrl.runtime.workers import NEVER_AGAIN, WorkerProcess
 from mmrl.training.worlds.host import LostWorldError, RemoteHost, Verb, WorldHost
 
 log = logging.getLogger("mmrl.worlds")
@@ -31,8 +31,6 @@ CLOSE_S = 3.0
 """Longest wait for worlds to be closed when a run ends: one that hangs is left to end with it."""
 LONGEST_TEXT = 1 << 16
 """Characters of an observation that are kept where the limit is lower, and it is not shown."""
-NEVER_AGAIN = (UnavailableError, ImportError, LoadError, NotImplementedError)
-"""Exceptions that a retry cannot fix."""
 
 
 @dataclass(frozen=True)
