@@ -15,7 +15,10 @@ from mmrl.policies.shared.workers.remote import SamplingProcess
 from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write import remote as writing
+from mmrl.policies.text.write.generate import Completions, Seed
 
 
 def drawing_generator(settings: SamplerSettings) -> Callable[[FlowHost], drawing.RemoteGenerator]:
@@ -31,8 +34,15 @@ def writing_generator(settings: SamplerSettings) -> Callable[[TextHost], writing
         host,
         writing.LocalGenerator(host),
         settings,
-        partial(SamplingProcess, partial(TextPolicy, replace(host.config, teachers=())), writing.write),
+        partial(SamplingProcess, partial(TextPolicy, replace(host.config, teachers=())), write),
     )
+
+
+def write(
+    policy: TextPolicy, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
+) -> tuple[list[Seed], Completions]:
+    """Whose rows a chunk holds, and its completions."""
+    return list(seeds), policy.generator.write(prompts, prompt_index, seeds, sampling)
 
 
 def drawer(config: FlowPolicyConfig) -> FlowPolicy:

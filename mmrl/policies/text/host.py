@@ -25,10 +25,7 @@ class TextHost(Protocol):
     def family(self) -> Family: ...
 
     @property
-    def processor(self) -> Any:
-        """The model's own processor of transformers."""
-        ...
-
+    def processor(self) -> Any: ...
     @property
     def tokenizer(self) -> Any: ...
 
@@ -38,9 +35,7 @@ class TextHost(Protocol):
         ...
 
     @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a completion."""
-        ...
+    def eos_token_ids(self) -> tuple[int, ...]: ...
 
     @property
     def banned(self) -> frozenset[int]:
@@ -67,9 +62,7 @@ class TextHost(Protocol):
         ...
 
     @property
-    def ranks(self) -> Ranks:
-        """The other processes."""
-        ...
+    def ranks(self) -> Ranks: ...
 
     def stand_in(self) -> Encoded:
         """The prompt that a process looks at while the others still have work and it has none."""

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.core.types import Rollouts
-from mmrl.policies.text.check.diagnose import Again
+from mmrl.policies.text.check.diagnose import Again, CachedReplay
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.trace import TextTrace
 
@@ -53,7 +53,7 @@ class TextRounding:
         begun = trace if trace.insets else cut
         again = Again(self.policy, rollouts, begun, trace.prompts)
         late = torch.arange(rollouts.action_mask.shape[1]) >= MOST_TOKENS
-        for read in (partial(again, single=True), again.one_by_one):
+        for read in (partial(again, replay=CachedReplay), again.one_by_one):
             with torch.no_grad():
                 values = read()
             yield values.masked_fill(late, torch.nan)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -69,7 +69,7 @@ class TextDiagnostics:
         yield from suspect.of_model(
             again.one_by_one,
             "one row at a time",
-            sampled=partial(again, single=True),
+            sampled=partial(again, replay=CachedReplay),
             still=lambda: holding(policy, "config", replace(policy.config, gradient_checkpointing=False)),
             others=of_forwards(suspect, again),
         )
@@ -100,8 +100,7 @@ class Again:
         mask: Tensor | None = None,
         *,
         packed: bool | None = None,
-        single: bool = False,
-        shared: Literal["eager", "compiled"] | None = None,
+        replay: Callable[..., RowEvaluation] | None = None,
         width: int | None = None,
     ) -> Float[Tensor, "n t"]:
         """Log-probabilities as the policy reads them.
@@ -109,22 +108,19 @@ class Again:
         Args:
             trace: other rows than these, or these with something changed.
             packed: prompts are read once each; None: as the policy does.
-            single: token after token is fed, as sampling does.
-            shared: then behind shared prompts, by the step as it is written or as it is compiled.
+            replay: makes an evaluation feed token after token, as sampling does.
             width: the number of columns; None: as many as these rows have.
         """
         net, config, grad = self.policy.net, self.policy.config, torch.is_grad_enabled()
         trace, mask = (trace or self.trace).compact(), self.mask if mask is None else mask
-        trace = replace(trace, packed=not single and (self.policy.reads_packed(trace) if packed is None else packed))
+        trace = replace(trace, packed=replay is None and (self.policy.reads_packed(trace) if packed is None else packed))
         # Sharded weights need all processes to make the same number of forwards.
-        least = self.policy.ranks.forwards(max(1, trace.tokens.shape[1])) if single else 1
+        least = self.policy.ranks.forwards(max(1, trace.tokens.shape[1])) if replay else 1
         work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), config.logit_chunk, least)
         # Checkpointed layers keep no cache.
-        net.train(grad and config.gradient_checkpointing and not single)
+        net.train(grad and config.gradient_checkpointing and replay is None)
         try:
-            if shared is not None:
-                work = SharedReplay(**vars(work), sampling=config.sampling, compiled=shared == "compiled")
-            values = self.policy.run(CachedReplay(**vars(work)) if single and shared is None else work)["logprobs"]
+            values = self.policy.run(replay(**vars(work)) if replay else work)["logprobs"]
         finally:
             net.eval()
         width = width or self.mask.shape[1]
@@ -192,12 +188,12 @@ def of_forwards(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         yield suspect(PREFIX, change, partial(again, packed=not packed))
         change = "with every completion in a row of its own"
         yield suspect(BATCH, change, partial(again, packed=False), must_equal="reading")
-    yield suspect(CACHE, "token after token from the cache", partial(again, single=True))
+    yield suspect(CACHE, "token after token from the cache", partial(again, replay=CachedReplay))
     if again.policy.net.shares:
-        change = "token after token behind shared prompts"
-        yield suspect(SHARED, change, partial(again, single=True, shared="eager"))
+        change, replay = "token after token behind shared prompts", partial(SharedReplay, sampling=again.policy.config.sampling)
+        yield suspect(SHARED, change, partial(again, replay=replay))
         if again.policy.net.compiled:
-            yield suspect(COMPILED, f"{change}, as compiled", partial(again, single=True, shared="compiled"))
+            yield suspect(COMPILED, f"{change}, as compiled", partial(again, replay=partial(replay, compiled=True)))
 
 
 def of_rows(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:

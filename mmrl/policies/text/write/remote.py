@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
 from mmrl.policies.shared.workers.remote import Remote, refuse_mixed
 from mmrl.policies.text.host import TextHost
@@ -31,21 +31,6 @@ class RemoteGenerator(Remote[TextHost, LocalGenerator], Generator):
         for (_, _, seeds, _), (wrote, _) in zip(chunks, answers, strict=True):
             refuse_mixed(seeds, wrote)
         return (completions for _, completions in answers)
-
-
-@runtime_checkable
-class Writes(Protocol):
-    """A policy that writes."""
-
-    @property
-    def generator(self) -> Generator: ...
-
-
-def write(
-    policy: Writes, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
-) -> tuple[list[Seed], Completions]:
-    """In the other process: whose rows a chunk holds, and its completions."""
-    return list(seeds), policy.generator.write(prompts, prompt_index, seeds, sampling)
 
 
 def bare(prompt: Encoded) -> Encoded:
