@@ -12,14 +12,13 @@ Source: PixelThink, arXiv:2505.23727, as in Seg-Zero
 Licence: own code Apache-2.0
 """
 
-import json
 import re
 from dataclasses import dataclass
 from math import dist
 from typing import Any
 
 from mmrl import Box, Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import answer_block, opened_text, strip_fence
+from mmrl.answers.block import answer_object, opened_text
 from mmrl.runtime.ranges import Positive, Share, check_ranges, is_finite, is_number
 
 FORM = re.compile(r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", re.DOTALL)
@@ -62,7 +61,8 @@ class BoxAndPoints:
 
     def _score(self, sample: Sample, corners: Any, points: Any) -> Scored:
         text = opened_text(sample)
-        found = _read(strip_fence(answer_block(text)))
+        said: dict[str, Any] = answer_object(text)
+        found = {name: said[name] for name, size in SIZES.items() if _numbers(said.get(name), size)}
         box, own = found.get("bbox"), [found[name] for name in ("points_1", "points_2") if name in found]
         inside = len(own) == 2 and box is not None and all(box[0] <= x <= box[2] and box[1] <= y <= box[3] for x, y in own)
         near = inside and min(dist(own[0], a) + dist(own[1], b) for a, b in (points, points[::-1])) / 2 < self.points
@@ -75,15 +75,6 @@ class BoxAndPoints:
         }
         values = {name: float(one) for name, one in parts.items()}
         return Scored(sum(values.values()), values | {"unparsed": float(not found)})
-
-
-def _read(text: str) -> dict[str, Any]:
-    """The entries of the object that are as long as they should be; none where it is no object."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return {name: found[name] for name, size in SIZES.items() if isinstance(found, dict) and _numbers(found.get(name), size)}
 
 
 def _overlap(one: Any, other: Any) -> float:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl import Group, Need, Sample, Scored
-from mmrl.runtime.ranges import Number, by_name
+from mmrl.runtime.ranges import Number
+from mmrl.serving.inside import answers_of
 from mmrl.serving.judges.judge import AsksServer, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, number, template_text
 
@@ -49,8 +50,8 @@ class Consistency(AsksServer):
         """Which samples are judged; None where the reward says nothing."""
         if self.correct is None:
             return [True] * len(group.samples)
-        values = [one.value if isinstance(one, Scored) else by_name(one)[0] for one in self.correct(group)]
-        return [None if value is None else value > self.least for value in values]
+        answers = answers_of(self.correct, group)
+        return [None if one is None or one.value is None else one.value > self.least for one in answers]
 
     def _question(self, group: Group, sample: Sample) -> Question:
         if sample.transcript is None:

@@ -12,13 +12,12 @@ Source: Veason-R1, arXiv:2508.11538, without its last term, the IoU of masks tha
 Licence: own code Apache-2.0; pycocotools BSD-2-Clause
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.answers.block import InTemplate, answer_block, keeps_format, strip_fence
+from mmrl.answers.block import InTemplate, answer_object, keeps_format
 from mmrl.answers.boxes.attempts import AnySpace, completion_text
 from mmrl.answers.boxes.box import Box, Space, is_inside
 from mmrl.answers.boxes.detection import mean_iou
@@ -26,8 +25,6 @@ from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.answers.masks import NotAMaskError, read_mask
 from mmrl.core.samples import MediaSize
 from mmrl.serving.files import import_package
-
-INSTALL = 'pip install "mmrl[rewards]"'
 
 
 class _Frame(NamedTuple):
@@ -78,7 +75,7 @@ class KeyFrameBoxes(InTemplate):
 
 def _frames(prompt: Prompt, column: str, sizes: Sequence[MediaSize]) -> list[_Frame]:
     """Each frame's masks, read; the pictures' sizes are one for each frame, or that of the clip."""
-    tools, found = import_package("pycocotools.mask", INSTALL), list[_Frame]()
+    tools, found = import_package("pycocotools.mask"), list[_Frame]()
     for i, masks in enumerate(prompt.columns[column]):
         size = sizes[i if i < len(sizes) else 0] if sizes else None
         seen = None if size is None else (size.height, size.width)
@@ -96,11 +93,7 @@ def _frames(prompt: Prompt, column: str, sizes: Sequence[MediaSize]) -> list[_Fr
 
 
 def _frame_of(text: str) -> int | None:
-    try:
-        answer = json.loads(strip_fence(answer_block(text)))
-    except (ValueError, RecursionError):
-        return None
-    named = answer.get("keyframe_id") if isinstance(answer, dict) else None
+    named = answer_object(text).get("keyframe_id")
     return named if isinstance(named, int) and not isinstance(named, bool) else None
 
 

@@ -26,8 +26,6 @@ from mmrl.answers.masks import NotAMaskError, Size, read_mask
 from mmrl.answers.needs import answer
 from mmrl.serving.files import import_package
 
-INSTALL = 'pip install "mmrl[rewards]"'
-
 
 def _true_mask(prompt: Prompt) -> object:
     if not isinstance(prompt.answer, Mapping):
@@ -46,7 +44,7 @@ class MaskIou(InTemplate):
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if group.prompt.answer is None:
             return [None] * len(group.samples)
-        tools = import_package("pycocotools.mask", INSTALL)
+        tools = import_package("pycocotools.mask")
         sizes = {(size.height, size.width) for sample in group.samples for size in sample.media_sizes[:1]}
         try:
             size, runs = read_mask(group.prompt.answer, min(sizes, default=None), tools)

@@ -26,7 +26,7 @@ from mmrl import Group, Need, Prompt, Scored
 from mmrl.runtime.ranges import Count, Share, check_ranges
 from mmrl.serving.files import import_package
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.readers import EXTRA, reader, recogniser
+from mmrl.serving.scorers.readers import reader, recogniser
 
 QUOTED = re.compile(r'"((?:\\.|[^"\\])*)"|“([^”]*)”|„([^“”]*)[“”]|«([^»]*)»|「([^」]*)」', re.DOTALL)
 
@@ -102,7 +102,7 @@ def _score(kind: str, text: str, target: str) -> float:
         return 1 - _nearest_piece(text, target) / len(target)
     if kind == "contained" and target in text:
         return 1.0
-    distance = import_package("rapidfuzz.distance", EXTRA).Levenshtein.distance(text, target)
+    distance = import_package("rapidfuzz.distance").Levenshtein.distance(text, target)
     return max(0.0, 1 - distance / (max(len(text), len(target)) if kind == "ned" else len(target)))
 
 

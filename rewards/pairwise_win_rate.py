@@ -14,15 +14,14 @@ Source: Pref-GRPO, arXiv:2508.20751, which judges each pair in one order and cou
 Licence: own code Apache-2.0
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, isfinite, nan
 from typing import Any
 
 from mmrl import Group, Need, Scored
-from mmrl.runtime.net.loops import wait_for
-from mmrl.runtime.ranges import CountOrNone, NonNegative, by_name, check_ranges
+from mmrl.runtime.ranges import CountOrNone, NonNegative, check_ranges
+from mmrl.serving.inside import answers_of
 from mmrl.serving.judges.judge import Endpoint
 from mmrl.serving.judges.pairs import ask_pairs, schedule, win_rates
 from mmrl.serving.judges.verdicts import fill_template, template_text
@@ -78,10 +77,10 @@ class PairwiseWinRate:
         scorer: Any = self.scorer
         if hasattr(scorer, "compare"):
             return list(win_rates(len(group.samples), pairs, scorer.compare(group, pairs)))
-        scores = _scores(self.scorer, group)
+        scores = [None if one is None else one.value for one in answers_of(scorer, group, "the scorer")]
         if all(score is None for score in scores):
             return [None] * len(scores)
-        known = [nan if score is None else score for score in scores]
+        known = [nan if score is None else float(score) for score in scores]
         rates = win_rates(len(known), pairs, {(a, b): self._share(known[a] - known[b]) for a, b in pairs})
         return [Scored(rate.value, {**rate.parts, "score": score}) for rate, score in zip(rates, known, strict=True)]
 
@@ -92,14 +91,3 @@ class PairwiseWinRate:
         if self.temperature:
             return 1 / (1 + exp(min(-lead / self.temperature, 700.0)))
         return 0.5 if abs(lead) <= self.margin else float(lead > 0)
-
-
-def _scores(scorer: Any, group: Group) -> list[float | None]:
-    """The scorer's values, None where it does not apply."""
-    answers = scorer(group)
-    if inspect.isawaitable(answers):
-        answers = wait_for(answers)
-    values = [answer.value if isinstance(answer, Scored) else by_name(answer)[0] for answer in answers]
-    if len(values) != len(group.samples):
-        raise ValueError(f"the scorer answered {len(values)} values for the {len(group.samples)} samples of {group.prompt.id!r}")
-    return [None if value is None else float(value) for value in values]

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl import Group, Need, Sample, Scored
-from mmrl.runtime.ranges import Number, by_name, check_ranges
+from mmrl import Group, Need, Sample
+from mmrl.runtime.ranges import Number, check_ranges
+from mmrl.serving.inside import answers_of
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,11 @@ class ToolBonus:
             raise ValueError(
                 'tool_bonus needs the reward that says what is right: set correct.use, such as correct.use = "choice"'
             )
-        answers = [one.value if isinstance(one, Scored) else by_name(one)[0] for one in self.correct(group)]
-        pairs = zip(answers, group.samples, strict=True)
-        return [None if value is None else float(value > self.least and self._looked(sample)) for value, sample in pairs]
+        pairs = zip(answers_of(self.correct, group), group.samples, strict=True)
+        return [
+            None if one is None or one.value is None else float(one.value > self.least and self._looked(sample))
+            for one, sample in pairs
+        ]
 
     def _looked(self, sample: Sample) -> bool:
         seen = [turn.observation for turn in sample.turns if turn.observation is not None]

@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from mmrl.core.samples import Sample
 from mmrl.runtime.ranges import check_ranges
@@ -48,6 +48,15 @@ def strip_fence(text: str) -> str:
     """The inside of a code fence that spans the whole text, else the text itself; stripped."""
     fence = _FENCE.match(text.strip())
     return (fence[1] if fence else text).strip()
+
+
+def answer_object(text: str) -> dict[str, object]:
+    """The JSON object in the answer block of a text, fenced or bare; empty where it holds none."""
+    try:
+        found: object = json.loads(strip_fence(answer_block(text)))
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, object]", found) if isinstance(found, dict) else {}
 
 
 def keeps_format(text: str, template: Template) -> bool:

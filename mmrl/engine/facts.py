@@ -47,8 +47,8 @@ class ServerFacts:
     """Pictures of one prompt; None: it says no bound."""
     most_likely: int = 20
     """Likely tokens that it tells of at a place; -1: all."""
-    settings: tuple[tuple[str, object], ...] = ()
-    """Options that differ from what mmrl needs: name and actual value."""
+    missing: tuple[str, ...] = ()
+    """Options that mmrl needs, and that it was started without."""
 
 
 def ask_facts(client: EngineClient) -> ServerFacts:
@@ -101,7 +101,7 @@ def read_facts(version: str, served: Json, config: Json, weights: str, tokens: S
         tokens=tuple(map(int, tokens)),
         most_pictures=most_pictures(model),
         most_likely=int(model.get("max_logprobs", ServerFacts.most_likely)),
-        settings=tuple(odd_settings(model)),
+        missing=tuple(missing_options(model)),
     )
 
 
@@ -112,13 +112,13 @@ def most_pictures(model: Mapping[str, Any]) -> int | None:
     return None if limit is None else int(limit)
 
 
-def odd_settings(model: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """The options of `vllm serve` that mmrl's training depends on and that are set differently, with their values."""
+def missing_options(model: Mapping[str, Any]) -> list[str]:
+    """The options of `vllm serve` that mmrl's training depends on and that are set differently."""
     found = {
         "--logprobs-mode processed_logprobs": model.get("logprobs_mode") == "processed_logprobs",
         "--no-mm-device-do-normalize": dig(model, "multimodal_config", "mm_device_do_normalize") is not True,
     }
-    return [(option, False) for option, held in found.items() if not held]
+    return [option for option, held in found.items() if not held]
 
 
 def dig(config: Mapping[str, Any], part: str, name: str) -> Any:
@@ -160,9 +160,9 @@ def refuse_other(facts: ServerFacts, wanted: Wanted, url: str) -> None:
             f"{place} computes in {facts.dtype}, and the run wants {wanted.dtype}: start it with --dtype {wanted.dtype}, or set "
             f'policy.engine.dtype = "{facts.dtype}"'
         )
-    if facts.settings:
-        missing = ", ".join(option for option, _ in facts.settings)
-        raise ValueError(f"{place} was started without {missing}, so its log-probabilities would not be the policy's: add that")
+    if facts.missing:
+        named = ", ".join(facts.missing)
+        raise ValueError(f"{place} was started without {named}, so its log-probabilities would not be the policy's: add that")
     if facts.max_length and facts.max_length <= wanted.longest:
         raise ValueError(
             f"{place} takes {facts.max_length} tokens of prompt and completion, and policy.sampling.max_new_tokens alone is "

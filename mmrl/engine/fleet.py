@@ -58,6 +58,11 @@ class Fleet:
     probe: Probe | None = None
     """The test question, with the policy's answer under these weights; None: the servers have weights of their own."""
 
+    @property
+    def alive(self) -> list[Member]:
+        """The servers that are well."""
+        return [member for member in self.members if member.alive]
+
     def push(self) -> None:
         """Give all servers the weights of the step.
 
@@ -200,15 +205,13 @@ class Fleet:
 
     def _lose(self, member: Member, trouble: str) -> None:
         if member.alive:
-            rest = sum(other.alive for other in self.members) - 1
+            rest = len(self.alive) - 1
             log.warning("%s: %s", trouble, f"its rows go to {rest} other server(s)" if rest else "waiting for it")
         member.alive, member.trouble = False, trouble
 
     def _pick(self, place: int) -> Member:
         """A server for the request of this number: the same one for the same number, as long as all are well."""
-        alive = [member for member in self.members if member.alive]
-        if not alive:
-            alive = self._wait_for_one()
+        alive = self.alive or self._wait_for_one()
         return alive[(place + self.rank) % len(alive)]
 
     def _wait_for_one(self) -> list[Member]:
@@ -218,7 +221,7 @@ class Fleet:
             EngineUnavailableError: none is within `timeout_s`, or the one that mmrl started will not be started again.
         """
         until = time.monotonic() + self.settings.timeout_s
-        while not (alive := [member for member in self.members if member.alive]):
+        while not (alive := self.alive):
             own = self.own()
             if self.is_left:
                 raise EngineUnavailableError("nothing waits for its completions any more")

@@ -164,15 +164,17 @@ class VllmGenerator(Generator):
         if self.fleet is not None and not self._publishes:
             self.fleet.begin()
         if self._asleep and self.fleet is not None:
-            self._on_main(self._each(EngineClient.wake))
+            alive = self.fleet.alive
+            self._on_main(lambda: [member.client.wake() for member in alive])
             self._asleep = False
 
     def rest(self) -> None:
         """The policy reads and updates now: servers on its card release their memory. Every process calls it."""
         if self.settings.sleep and self.fleet is not None and not self._asleep:
+            alive = self.fleet.alive
             # one process may have its rows before another one, whose requests still run
             self.host.ranks.wait()
-            self._on_main(self._each(EngineClient.sleep))
+            self._on_main(lambda: [member.client.sleep() for member in alive])
             self._asleep = True
 
     def close(self) -> None:
@@ -271,17 +273,7 @@ class VllmGenerator(Generator):
         )
         return Member(client, look_at(client, lambda _: wanted))
 
-    def _each(self, act: Callable[[EngineClient], None]) -> Callable[[], None]:
-        assert self.fleet is not None
-        clients = [member.client for member in self.fleet.members if member.alive]
-
-        def do() -> None:
-            for client in clients:
-                act(client)
-
-        return do
-
-    def _on_main(self, act: Callable[[], None]) -> None:
+    def _on_main(self, act: Callable[[], object]) -> None:
         """Do something on the main process; when it fails there, all processes raise."""
         self._on_all(act if self.host.ranks.is_main else lambda: None)
 

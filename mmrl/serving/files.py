@@ -17,7 +17,10 @@ WEIGHTS_FOLDER = "MMRL_REAL_WEIGHTS_DIR"
 _SAID: set[str] = set()
 
 
-def import_package(package: str, remedy: str) -> ModuleType:
+EXTRA = 'pip install "mmrl[rewards]"'
+
+
+def import_package(package: str, remedy: str = EXTRA) -> ModuleType:
     """Import a package that a reward needs: `import_package("cv2", "pip install ..")`; ModuleNotFoundError with the remedy."""
     try:
         return import_module(package)

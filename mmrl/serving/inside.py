@@ -33,16 +33,20 @@ class AroundPictures:
         move_inside(self.picture, device)
 
     def ask(self, group: Group, what: str = "pictures") -> list[Scored | None]:
-        """The picture reward's answer for each sample of a group; ValueError where it does not answer one per sample."""
-        assert self.picture is not None
-        answers = self.picture(group) if group.samples else []
-        found = list(wait_for(answers) if inspect.isawaitable(answers) else answers)
-        if len(found) != len(group.samples):
-            raise ValueError(
-                f"the picture reward answered {len(found)} values for {len(group.samples)} {what} of prompt "
-                f"{group.prompt.id!r}: let it return one per sample"
-            )
-        return [None if one is None else one if isinstance(one, Scored) else Scored(*by_name(one)) for one in found]
+        """The picture reward's answers; raises as `answers_of`."""
+        return answers_of(self.picture, group, "the picture reward", what) if self.picture and group.samples else []
+
+
+def answers_of(inner: Callable[..., Any], group: Group, who: str = "the reward", what: str = "samples") -> list[Scored | None]:
+    """A reward's answer for each sample of a group; ValueError where it does not answer one per sample."""
+    answers = inner(group)
+    found = list(wait_for(answers) if inspect.isawaitable(answers) else answers)
+    if len(found) != len(group.samples):
+        raise ValueError(
+            f"{who} answered {len(found)} values for the {len(group.samples)} {what} of prompt {group.prompt.id!r}: "
+            "let it return one per sample"
+        )
+    return [None if one is None else one if isinstance(one, Scored) else Scored(*by_name(one)) for one in found]
 
 
 def move_inside(inner: object, device: str) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.core.samples import Prompt, Sample
+from mmrl.runtime.ranges import is_finite, is_number
 
 Wave = NDArray[np.float32]
 """(samples,) in [-1, 1]."""
@@ -37,13 +38,9 @@ def pair_of(prompt: Prompt, column: str, what: str) -> tuple[float, float]:
     found = prompt.columns.get(column)
     if found is None:
         raise ValueError(f"prompt {prompt.id!r} has no column {column!r}: give it {what}, or set it in the reward")
-    if not isinstance(found, list | tuple) or len(found) != 2 or not all(_is_number(one) for one in found):
+    if not isinstance(found, list | tuple) or len(found) != 2 or not all(is_number(one) and is_finite(one) for one in found):
         raise ValueError(f"the column {column} of prompt {prompt.id!r} is {str(found)[:40]!r}: give it {what}")
     low, high = map(float, found)
     if not 0 <= low < high:
         raise ValueError(f"the column {column} of prompt {prompt.id!r} is {low:g} to {high:g}: give it {what}, the smaller first")
     return low, high
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))

@@ -365,7 +365,7 @@ def test_another_vocabulary_and_other_options_are_refused(two):
         )
     for other, words in (
         (replace(facts, tokens=facts.tokens[1:]), "another vocabulary"),
-        (replace(facts, settings=(("--no-mm-device-do-normalize", False),)), "started without --no-mm-device-do-normalize"),
+        (replace(facts, missing=("--no-mm-device-do-normalize",)), "started without --no-mm-device-do-normalize"),
         (replace(facts, transfer=""), "takes new weights by nothing"),
     ):
         assert isinstance(other, ServerFacts)

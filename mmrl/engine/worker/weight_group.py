@@ -6,6 +6,7 @@ imports this file as its own; vLLM's workers, which have no mmrl, import it from
 
 import contextlib
 import json
+import math
 import os
 import socket
 import time
@@ -89,10 +90,7 @@ class TensorFacts:
 
     @property
     def nbytes(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * getattr(torch, self.dtype).itemsize
+        return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
 
 
 def tensors_as_json(facts: Sequence[TensorFacts]) -> str:

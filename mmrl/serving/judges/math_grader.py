@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 from mmrl.runtime.workers import WorkerError, WorkerProcess
 from mmrl.serving.files import import_package
 
-INSTALL = 'pip install "mmrl[rewards]"'
 _own = threading.local()
 
 
@@ -39,7 +38,7 @@ def grade_math(answer: str, truth: str, prompt_id: str, limit_s: float = 5.0, mo
         ValueError: the truth is no expression.
     """
     if find_spec("math_verify") is None:
-        import_package("math_verify", INSTALL)
+        import_package("math_verify")
     if not answer or len(answer) > most_characters:
         return MathGrade(unparsed=True)
     if answer == truth:

@@ -8,9 +8,8 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image
 
-from mmrl.serving.files import file_of_package, import_package
+from mmrl.serving.files import EXTRA, file_of_package, import_package
 
-EXTRA = "pip install 'mmrl[rewards]'"
 WEIGHTS = "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"
 HEIGHT = 48
 """Height of a line in pixels, as the recogniser wants it."""
@@ -23,7 +22,7 @@ class Recogniser:
     """PP-OCRv4's recogniser with greedy CTC: the best class of every column, repetitions joined, blanks left out."""
 
     def __init__(self, threads: int) -> None:
-        runtime = import_package("onnxruntime", EXTRA)
+        runtime = import_package("onnxruntime")
         try:
             file = file_of_package(WEIGHTS, "rapidocr-onnxruntime==1.4.4")
         except FileNotFoundError as error:
@@ -61,7 +60,7 @@ def recogniser(threads: int) -> Recogniser:
 def reader(threads: int) -> Callable[[Image.Image, float], str]:
     """A function that reads all lines of a picture that it is at least so sure of; loaded once, one picture at a time."""
     try:
-        package, lock = import_package("rapidocr", EXTRA), threading.Lock()
+        package, lock = import_package("rapidocr"), threading.Lock()
     except ModuleNotFoundError:
         raise
     except ImportError as error:
