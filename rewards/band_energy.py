@@ -50,20 +50,19 @@ class BandEnergy:
         return pair_of(prompt, "band", "[low, high] in Hz")
 
     def _score(self, sample: Sample, prompt: Prompt) -> Scored:
-        wave = sound_of(sample, prompt.id)
-        assert sample.rate is not None
+        wave, rate = sound_of(sample, prompt.id)
         low, high = self._band(prompt)
-        if low >= sample.rate / 2:
+        if low >= rate / 2:
             raise ValueError(
-                f"the band of prompt {prompt.id!r} begins at {low} Hz, and sounds of {sample.rate} samples a second end at "
-                f"{sample.rate / 2:g} Hz: take a lower band"
+                f"the band of prompt {prompt.id!r} begins at {low} Hz, and sounds of {rate} samples a second end at "
+                f"{rate / 2:g} Hz: take a lower band"
             )
-        loudest = float(loudness(wave, sample.rate).max())
+        loudest = float(loudness(wave, rate).max())
         level = {"level": 20 * np.log10(loudest) if loudest > 10 ** (SILENCE / 20) else SILENCE}
         if loudest < QUIET:
             return Scored(0.0, level)
         power = np.abs(np.fft.rfft(wave.astype(np.float64))) ** 2
         # every frequency but 0 and the last one of an even number stands for two
         power[1 : len(power) - (len(wave) % 2 == 0)] *= 2
-        at = np.fft.rfftfreq(len(wave), 1 / sample.rate)
+        at = np.fft.rfftfreq(len(wave), 1 / rate)
         return Scored(float(power[(low <= at) & (at < high)].sum() / power.sum()), level)

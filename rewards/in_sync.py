@@ -20,10 +20,7 @@ import numpy as np
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.runtime.ranges import Positive, Share, check_ranges
 from mmrl.serving.media import change_of, clip_of
-from mmrl.serving.sounds import QUIET, loudness, sound_of
-
-FRAME = 0.01
-"""Seconds."""
+from mmrl.serving.sounds import FRAME, QUIET, loudness, sound_of
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,10 @@ class InSync:
         return [self._score(sample, group.prompt) for sample in group.samples]
 
     def _score(self, sample: Sample, prompt: Prompt) -> Scored:
-        clip, wave = clip_of(sample, prompt.id), sound_of(sample, prompt.id)
+        clip, (wave, rate) = clip_of(sample, prompt.id), sound_of(sample, prompt.id)
         if not sample.fps or len(clip) < 2:
             raise ValueError(f"a clip of prompt {prompt.id!r} has {len(clip)} frames at {sample.fps} a second: it needs a time")
-        assert sample.rate is not None
-        change, levels = change_of(clip), loudness(wave, sample.rate, FRAME)
+        change, levels = change_of(clip), loudness(wave, rate)
         if change < self.least_change or levels.max() < QUIET:
             return Scored(0.0, {"change": change})
         steps = [np.abs(after.astype(np.int16) - before).mean() for before, after in itertools.pairwise(clip)]

@@ -17,10 +17,7 @@ import numpy as np
 
 from mmrl import Group, Interval, Need, Prompt, Sample, Scored
 from mmrl.runtime.ranges import PositiveShare, check_ranges
-from mmrl.serving.sounds import QUIET, loudness, pair_of, sound_of
-
-FRAME = 0.01
-"""Seconds."""
+from mmrl.serving.sounds import FRAME, QUIET, loudness, pair_of, sound_of
 
 
 @dataclass(frozen=True)
@@ -38,16 +35,15 @@ class OnsetIoU:
         return [self._score(sample, group.prompt) for sample in group.samples]
 
     def _score(self, sample: Sample, prompt: Prompt) -> Scored:
-        wave = sound_of(sample, prompt.id)
-        assert sample.rate is not None
+        wave, rate = sound_of(sample, prompt.id)
         start, end = _span(prompt)
-        seconds = len(wave) / sample.rate
+        seconds = len(wave) / rate
         if end > seconds + FRAME:
             raise ValueError(
                 f"prompt {prompt.id!r} wants a sound until {end:g} s, and those drawn last {seconds:g} s: raise policy.seconds, "
                 "or policy.frames of clips"
             )
-        levels = loudness(wave, sample.rate, FRAME)
+        levels = loudness(wave, rate)
         if levels.max() < QUIET:
             return Scored(0.0)
         loud = levels > self.share * levels.max()

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.runtime.ranges import Positive, check_ranges
-from mmrl.serving.sounds import QUIET, loudness, sound_of
+from mmrl.serving.sounds import FRAME, QUIET, loudness, sound_of
 
-FRAME, SLOWEST, FASTEST = 0.01, 30.0, 240.0
-"""Seconds; beats a minute."""
+SLOWEST, FASTEST = 30.0, 240.0
+"""Beats a minute."""
 LEAST = 0.1
 """Agreement of a lag, as a share of that of lag 0, below which nothing repeats."""
 LIKE_THE_HIGHEST = 0.8
@@ -51,15 +51,14 @@ class Tempo:
         return [self._score(sample, group.prompt, wanted) for sample in group.samples]
 
     def _score(self, sample: Sample, prompt: Prompt, wanted: float) -> Scored:
-        wave = sound_of(sample, prompt.id)
-        assert sample.rate is not None
-        seconds = len(wave) / sample.rate
+        wave, rate = sound_of(sample, prompt.id)
+        seconds = len(wave) / rate
         if seconds < 120 / wanted:
             raise ValueError(
                 f"prompt {prompt.id!r} wants {wanted:g} beats a minute, and the sounds drawn last {seconds:g} s, less than "
                 "two beats: raise policy.seconds, or policy.frames of clips"
             )
-        found = _tempo_of(loudness(wave, sample.rate, FRAME))
+        found = _tempo_of(loudness(wave, rate))
         if found is None:
             return Scored(0.0)
         return Scored(max(0.0, 1 - abs(math.log2(found / wanted)) / self.tolerance), {"bpm": found})

@@ -14,12 +14,12 @@ import shutil
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated
 
 from mmrl.core.samples import Group, Scored, Status
 from mmrl.runtime.net.loops import wait_for
@@ -27,8 +27,10 @@ from mmrl.runtime.ranges import Range, check_ranges
 from mmrl.serving import wire
 from mmrl.serving.guard import Application, Guard, serve_beside
 
-log = logging.getLogger("mmrl")
+if TYPE_CHECKING:
+    from fastapi import Request
 
+log = logging.getLogger("mmrl")
 KEPT_REPLIES = 256
 """Latest replies, by request id: a client that lost one gets it again without a second scoring."""
 BODY = "application/octet-stream"
@@ -37,15 +39,6 @@ BODY_S, SILENCE_S = 900.0, 30.0
 ARRAYS_PER_SAMPLE = 64
 """The most arrays and files of a message, per sample of the largest group."""
 RewardAnswers = Sequence[float | Scored | None]
-
-
-@runtime_checkable
-class _Request(Protocol):
-    """The part of FastAPI's Request that is used here."""
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    def stream(self) -> AsyncIterable[bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -307,14 +300,14 @@ def serving(rewards: Mapping[str, Served], limits: ServerLimits = ServerLimits()
     scorer.close()
 
 
-def authorize(request: _Request, token: str | None) -> None:
+def authorize(request: "Request", token: str | None) -> None:
     """Refuse a request without the server's token."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if token is not None and not (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())):
         raise RequestRefusedError(401, "the bearer token is missing or wrong: set MMRL_REWARD_TOKEN where the run starts")
 
 
-async def body_of(request: _Request, limits: ServerLimits) -> bytes:
+async def body_of(request: "Request", limits: ServerLimits) -> bytes:
     """Read the request's body; refuse it as soon as it says that it is too long, grows past the limit or stands still."""
     too_long = RequestRefusedError(413, f"the body is above the limit max_body_mb = {limits.max_body_mb:g}")
     said = request.headers.get("content-length", "0")

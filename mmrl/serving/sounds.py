@@ -8,12 +8,17 @@ from mmrl.runtime.ranges import is_finite, is_number
 
 Wave = NDArray[np.float32]
 """(samples,) in [-1, 1]."""
+FRAME = 0.01
+"""Seconds of a frame."""
 QUIET = 1e-3
 """A sound whose loudest frame is below counts as silent: 60 dB under full scale."""
 
 
-def sound_of(sample: Sample, prompt_id: str) -> Wave:
-    """The mean of the channels of a sample's sound (samples,); ValueError without one, or for one that is empty or not finite."""
+def sound_of(sample: Sample, prompt_id: str) -> tuple[Wave, int]:
+    """The mean of the channels of a sample's sound (samples,), and its rate.
+
+    ValueError without a sound, or for one that is empty or not finite.
+    """
     sound, who = sample.sound, f"the sound of a sample of prompt {prompt_id!r}"
     if sound is None:
         raise ValueError(f"a sample of prompt {prompt_id!r} has no sound: this reward is for policies that make sounds")
@@ -23,12 +28,12 @@ def sound_of(sample: Sample, prompt_id: str) -> Wave:
         raise ValueError(f"{who} holds samples that are no finite numbers: look for latents that grew")
     if not isinstance(sample.rate, int) or sample.rate < 1:
         raise ValueError(f"{who} has the rate {sample.rate!r}: it needs samples per second")
-    return sound.mean(0, dtype=np.float32)
+    return sound.mean(0, dtype=np.float32), sample.rate
 
 
-def loudness(wave: Wave, rate: int, seconds: float = 0.01) -> NDArray[np.float64]:
-    """The root mean square of every frame of that many seconds (frames,); what is left at the end is a shorter frame."""
-    size = max(1, round(seconds * rate))
+def loudness(wave: Wave, rate: int) -> NDArray[np.float64]:
+    """The root mean square of every frame (frames,); what is left at the end is a shorter one."""
+    size = max(1, round(FRAME * rate))
     frames = np.split(wave.astype(np.float64), range(size, len(wave), size))
     return np.array([np.sqrt(np.mean(frame**2)) for frame in frames])
 

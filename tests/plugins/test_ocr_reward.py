@@ -234,7 +234,7 @@ def test_missing_packages_are_named_with_the_extra(reward, monkeypatch):
 def test_an_opencv_that_does_not_load_is_named(reward, monkeypatch):
     readers.reader.cache_clear()
 
-    def break_import(package, remedy):
+    def break_import(package, remedy=""):
         raise ImportError("libGL.so.1: cannot open shared object file")
 
     monkeypatch.setattr(readers, "import_package", break_import)

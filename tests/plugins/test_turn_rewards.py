@@ -37,8 +37,11 @@ def test_a_tool_counts_with_a_right_answer_alone():
     right = ToolBonus(correct=lambda group: [float("7" in (one.text or "")) for one in group.samples])
     assert right(group(*samples)) == [1.0, 0.0, 0.0, 0.0]
     assert ToolBonus(correct=lambda group: [None])(group(samples[0])) == [None]
-    with pytest.raises(ValueError, match=r"tool_bonus needs the reward that says what is right: set correct\.use"):
-        ToolBonus()(group(samples[0]))
+
+    async def later(group: Group) -> list[float]:
+        return [1.0] * len(group.samples)
+
+    assert ToolBonus(correct=later)(group(*samples)) == [1.0, 1.0, 0.0, 0.0]
 
 
 def said(*texts: str) -> Sample:

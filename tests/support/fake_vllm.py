@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mmrl.engine.worker.weight_copy import copy_near, drop_copies, problem_of_local
+from mmrl.engine.worker.weight_copy import copy_near, drop_copies, problem, problem_of_local
 from mmrl.engine.worker.weight_group import Receiver, read_tensors
 from tests.support.fake_vllm_model import Json, Model, RefusedError
 
@@ -182,15 +182,6 @@ def take_tensors(state: State, worker: Receiver, info: Json) -> dict[str, torch.
     return found
 
 
-def copied(folder: str, local: str) -> str:
-    """What the extension answers."""
-    try:
-        copy_near(folder, local)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def hash_of(tensors: dict[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
@@ -204,7 +195,7 @@ def call_workers(state: State, method: str, told: str) -> Json:
         "weights_problem": lambda _: state.model.problem_of(told),
         "tensors_problem": lambda _: state.model.problem_of_shapes({one.name: one.shape for one in read_tensors(told)}),
         "local_problem": lambda _: problem_of_local(*json.loads(told)),
-        "copy_near": lambda _: copied(*json.loads(told)),
+        "copy_near": lambda _: problem(copy_near, *json.loads(told)),
         "drop_copies": lambda _: drop_copies(told),
         "meet_trainer": lambda worker: worker.meet(told),
         "join_trainer": lambda worker: "" if take(state.faults, "deaf") else worker.join(told),

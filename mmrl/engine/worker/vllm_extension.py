@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransfe
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-from weight_copy import copy_near, drop_copies, problem_of_local
+from weight_copy import copy_near, drop_copies, problem, problem_of_local
 from weight_group import Receiver, read_tensors
 
 Shapes = dict[str, tuple[int, ...]]
@@ -121,9 +121,8 @@ def check_weights(model: torch.nn.Module, model_config: ModelConfig, given: Shap
 
     wanted = named(shapes_of(weight_files(str(model_folder(model_config)))))
     configs = (model_config.hf_config, model_config.hf_text_config)
-    problem = compare(wanted, named(given), any(getattr(config, "tie_word_embeddings", False) for config in configs))
-    if problem:
-        raise ValueError(f"{place}: {problem}")
+    if fault := compare(wanted, named(given), any(getattr(config, "tie_word_embeddings", False) for config in configs)):
+        raise ValueError(f"{place}: {fault}")
 
 
 def begin_anew(model: torch.nn.Module) -> None:
@@ -226,19 +225,11 @@ class WeightExtension:
 
     def weights_problem(self, path: str) -> str:
         """The fault of a file, in one sentence; empty: `/update_weights` will take it."""
-        try:
-            self.check(shapes_of(weight_files(path)), path)
-        except ValueError as error:
-            return str(error)
-        return ""
+        return problem(lambda: self.check(shapes_of(weight_files(path)), path))
 
     def tensors_problem(self, facts: str) -> str:
         """The fault of tensors that are to come from the trainer; empty: none."""
-        try:
-            self.check({one.name: one.shape for one in read_tensors(facts)}, "the trainer's weights")
-        except ValueError as error:
-            return str(error)
-        return ""
+        return problem(lambda: self.check({one.name: one.shape for one in read_tensors(facts)}, "the trainer's weights"))
 
     def local_problem(self, message: str) -> str:
         """Why no copy of weights can be made on this machine; empty: one can."""
@@ -246,11 +237,7 @@ class WeightExtension:
 
     def copy_near(self, message: str) -> str:
         """Copy weights to this machine unless another worker did; what is wrong, in one sentence."""
-        try:
-            copy_near(*json.loads(message))
-        except ValueError as error:
-            return str(error)
-        return ""
+        return problem(copy_near, *json.loads(message))
 
     def drop_copies(self, local: str) -> str:
         """Remove the copy: the run is over."""

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -74,6 +74,15 @@ def refuse_full(folder: str, local: str, sums: Mapping[str, str]) -> None:
             f"{local} of {os.uname().nodename} has {free / 1e9:.1f} GB free, and the weights are {needed / 1e9:.1f} GB: name a "
             "larger folder, or leave policy.engine.local empty"
         )
+
+
+def problem(act: Callable[..., object], *given: object) -> str:
+    """What a call raises a ValueError about, in one sentence; empty: nothing."""
+    try:
+        act(*given)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def problem_of_local(folder: str, local: str) -> str:

@@ -245,15 +245,14 @@ def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | Judge
         except JudgeError as error:
             return error
 
-    outcomes = in_threads(ask_one, questions, min(endpoint.concurrency, len(questions)))
-    for outcome in outcomes:
-        if isinstance(outcome, RewardUnavailableError):
-            raise outcome
-    return outcomes
+    return in_threads(ask_one, questions, min(endpoint.concurrency, len(questions)))
 
 
 def in_threads(call: Callable[[Q], A], questions: Sequence[Q], count: int) -> list[A]:
-    """The call's answers, in order; who is interrupted leaves threads behind that ask no more, and that no program waits for."""
+    """The call's answers, in order; one that is a RewardUnavailableError is raised.
+
+    Who is interrupted leaves threads behind that ask no more, and that no program waits for.
+    """
     futures = [Future[A]() for _ in questions]
     waiting, is_left = deque(zip(futures, questions, strict=True)), threading.Event()
 
@@ -271,9 +270,13 @@ def in_threads(call: Callable[[Q], A], questions: Sequence[Q], count: int) -> li
     for number in range(count):
         threading.Thread(target=copy_context().run, args=(work,), name=f"judge-{number}", daemon=True).start()
     try:
-        return [future.result() for future in futures]
+        found = [future.result() for future in futures]
     finally:
         is_left.set()
+    for one in found:
+        if isinstance(one, RewardUnavailableError):
+            raise one
+    return found
 
 
 def ask_run(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | JudgeError]:

@@ -10,7 +10,6 @@ from functools import partial
 from PIL import Image
 
 from mmrl.core.samples import Prompt, Sample
-from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.fetch import words
 from mmrl.runtime.net.secrets import Json
 from mmrl.runtime.pictures import open_upright
@@ -53,11 +52,7 @@ class ServedPainter:
 
     def draw(self, asked: Sequence[tuple[Prompt, int]]) -> list[Sample | Exception]:
         """A sample, or why there is none, per prompt and seed; RewardUnavailableError where no request can succeed."""
-        made = in_threads(partial(self._one, time.monotonic() + self.server.deadline_s), asked, len(asked))
-        for one in made:
-            if isinstance(one, RewardUnavailableError):
-                raise one
-        return made
+        return in_threads(partial(self._one, time.monotonic() + self.server.deadline_s), asked, len(asked))
 
     def tokens(self, text: str) -> tuple[int, int]:
         """How many letters a text has, and how many of them are sent."""
