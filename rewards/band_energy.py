@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmrl import Group, Need, Prompt, Sample, Scored
+from mmrl import Need, Prompt, Sample, Scored
+from mmrl.answers.needs import OfSamples
 from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 from mmrl.serving.sounds import QUIET, loudness, pair_of, sound_of
 
@@ -24,7 +25,7 @@ SILENCE = -120.0
 
 
 @dataclass(frozen=True)
-class BandEnergy:
+class BandEnergy(OfSamples):
     """Share of energy in a band. ValueError for samples without a sound, and for bands that the sound's rate cannot hold."""
 
     low: NonNegative | None = None
@@ -32,7 +33,6 @@ class BandEnergy:
     high: Positive | None = None
     """Hz; None: the prompt's column `band`."""
     needs = Need("the column band, [low, high] in Hz, unless low and high are set", lambda p, reward, _: reward._band(p))
-    pointwise = True
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -41,15 +41,12 @@ class BandEnergy:
         ):
             raise ValueError(f"band_energy: low is {self.low} and high {self.high}: set both, low below high, or neither")
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return [self._score(sample, group.prompt) for sample in group.samples]
-
     def _band(self, prompt: Prompt) -> tuple[float, float]:
         if self.low is not None and self.high is not None:
             return self.low, self.high
         return pair_of(prompt, "band", "[low, high] in Hz")
 
-    def _score(self, sample: Sample, prompt: Prompt) -> Scored:
+    def score(self, sample: Sample, prompt: Prompt) -> Scored:
         wave, rate = sound_of(sample, prompt.id)
         low, high = self._band(prompt)
         if low >= rate / 2:

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from mmrl import Group, Need, Prompt, Scored
-from mmrl.answers.needs import picture
+from mmrl import Need, Prompt, Scored
+from mmrl.answers.needs import OfSamples, picture
 from mmrl.answers.sources import Fit
 from mmrl.core.samples import Sample
-from mmrl.runtime.ranges import Count, PositiveShare, Share, check_ranges
+from mmrl.runtime.ranges import Count, PositiveShare, Share
 from mmrl.serving.media import change_of, clip_of, sources_of
 
 
 @dataclass(frozen=True)
-class FirstFrame:
+class FirstFrame(OfSamples):
     """Likeness of the first frame to the prompt's picture. ValueError for prompts without a picture, samples without a clip."""
 
     limit: PositiveShare = 0.25
@@ -40,13 +40,7 @@ class FirstFrame:
     """How a picture of another shape was shown to the policy: as policy.source_fit."""
     needs = Need("a picture", picture)
 
-    __post_init__ = check_ranges
-    pointwise = True
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return [self._score(sample, group.prompt) for sample in group.samples]
-
-    def _score(self, sample: Sample, prompt: Prompt) -> Scored:
+    def score(self, sample: Sample, prompt: Prompt) -> Scored:
         clip = clip_of(sample, prompt.id)
         height, width = clip.shape[1:3]
         share = min(1.0, self.detail / max(width, height))

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.runtime.ranges import Positive, Share, check_ranges
+from mmrl import Need, Prompt, Sample, Scored
+from mmrl.answers.needs import OfSamples
+from mmrl.runtime.ranges import Positive, Share
 from mmrl.serving.media import change_of, clip_of
 from mmrl.serving.sounds import FRAME, QUIET, loudness, sound_of
 
 
 @dataclass(frozen=True)
-class InSync:
+class InSync(OfSamples):
     """Nearness of a sound's onset to the largest change of the picture. ValueError for samples without a clip or a sound."""
 
     limit: Positive = 0.5
@@ -33,13 +34,7 @@ class InSync:
     """Clips that change less than this from frame to frame count as still."""
     needs = Need()
 
-    __post_init__ = check_ranges
-    pointwise = True
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return [self._score(sample, group.prompt) for sample in group.samples]
-
-    def _score(self, sample: Sample, prompt: Prompt) -> Scored:
+    def score(self, sample: Sample, prompt: Prompt) -> Scored:
         clip, (wave, rate) = clip_of(sample, prompt.id), sound_of(sample, prompt.id)
         if not sample.fps or len(clip) < 2:
             raise ValueError(f"a clip of prompt {prompt.id!r} has {len(clip)} frames at {sample.fps} a second: it needs a time")

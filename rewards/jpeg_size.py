@@ -15,13 +15,14 @@ import io
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mmrl import Group, Need, Sample, Scored
+from mmrl import Need, Prompt, Sample, Scored
+from mmrl.answers.needs import OfSamples
 from mmrl.runtime.pictures import upright_rgb
-from mmrl.runtime.ranges import Positive, Range, check_ranges
+from mmrl.runtime.ranges import Positive, Range
 
 
 @dataclass(frozen=True)
-class JpegSize:
+class JpegSize(OfSamples):
     """The size of the compressed picture. ValueError for a sample without a picture."""
 
     goal: Literal["compressible", "incompressible"] = "compressible"
@@ -32,14 +33,9 @@ class JpegSize:
     """Quality of the JPEG file, 1 to 95."""
     needs = Need()
 
-    __post_init__ = check_ranges
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return [self._score(sample, group.prompt.id) for sample in group.samples]
-
-    def _score(self, sample: Sample, prompt_id: str) -> Scored:
+    def score(self, sample: Sample, prompt: Prompt) -> Scored:
         if not hasattr(sample.image, "save"):
-            raise ValueError(f"a sample of prompt {prompt_id!r} has no picture: this reward is for policies that draw")
+            raise ValueError(f"a sample of prompt {prompt.id!r} has no picture: this reward is for policies that draw")
         file = io.BytesIO()
         upright_rgb(sample.image, lent=True).save(file, "JPEG", quality=self.quality)
         size = len(file.getvalue()) / 1000

@@ -12,12 +12,13 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Sample, Scored
+from mmrl import Need, Prompt, Sample
+from mmrl.answers.needs import OfSamples
 from mmrl.runtime.ranges import CountOrNone, check_ranges
 
 
 @dataclass(frozen=True)
-class Length:
+class Length(OfSamples):
     """1 inside the band of lengths. ValueError if the band is empty or a sample has no tokens."""
 
     low: CountOrNone = 0
@@ -33,12 +34,9 @@ class Length:
         if self.low > self.high:
             raise ValueError(f"{self}: a band of lengths needs low <= high")
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return [self._score(sample, group.prompt.id) for sample in group.samples]
-
-    def _score(self, sample: Sample, prompt_id: str) -> float:
+    def score(self, sample: Sample, prompt: Prompt) -> float:
         if sample.token_ids is None:
-            raise ValueError(f"a sample of prompt {prompt_id!r} has no tokens: this reward is for policies that write")
+            raise ValueError(f"a sample of prompt {prompt.id!r} has no tokens: this reward is for policies that write")
         num_tokens = len(sample.token_ids)
         excess = max(self.low - num_tokens, num_tokens - self.high, 0)
         return max(0.0, 1 - excess / max(self.slope, 1))

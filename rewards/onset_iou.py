@@ -15,26 +15,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmrl import Group, Interval, Need, Prompt, Sample, Scored
-from mmrl.runtime.ranges import PositiveShare, check_ranges
+from mmrl import Interval, Need, Prompt, Sample, Scored
+from mmrl.answers.needs import OfSamples
+from mmrl.runtime.ranges import PositiveShare
 from mmrl.serving.sounds import FRAME, QUIET, loudness, pair_of, sound_of
 
 
 @dataclass(frozen=True)
-class OnsetIoU:
+class OnsetIoU(OfSamples):
     """Overlap of the loud time with the wanted span. ValueError for samples without a sound, and spans beyond its end."""
 
     share: PositiveShare = 0.2
     """Of the loudest frame: 0.2 is 14 decibels below it."""
     needs = Need("the column span, [start, end] in seconds, or a span as answer", lambda prompt, *_: _span(prompt))
 
-    __post_init__ = check_ranges
-    pointwise = True
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return [self._score(sample, group.prompt) for sample in group.samples]
-
-    def _score(self, sample: Sample, prompt: Prompt) -> Scored:
+    def score(self, sample: Sample, prompt: Prompt) -> Scored:
         wave, rate = sound_of(sample, prompt.id)
         start, end = _span(prompt)
         seconds = len(wave) / rate

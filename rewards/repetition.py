@@ -12,12 +12,13 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Sample, Scored
-from mmrl.runtime.ranges import Count, NonNegative, check_ranges
+from mmrl import Need, Prompt, Sample
+from mmrl.answers.needs import OfSamples
+from mmrl.runtime.ranges import Count, NonNegative
 
 
 @dataclass(frozen=True)
-class Repetition:
+class Repetition(OfSamples):
     """Penalty for repeated runs of tokens. ValueError if a sample has no tokens."""
 
     size: Count = 3
@@ -26,14 +27,9 @@ class Repetition:
     """Subtracted for a text that only repeats itself."""
     needs = Need()
 
-    __post_init__ = check_ranges
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return [self._score(sample, group.prompt.id) for sample in group.samples]
-
-    def _score(self, sample: Sample, prompt_id: str) -> float:
+    def score(self, sample: Sample, prompt: Prompt) -> float:
         tokens = sample.token_ids
         if tokens is None:
-            raise ValueError(f"a sample of prompt {prompt_id!r} has no tokens: this reward is for policies that write")
+            raise ValueError(f"a sample of prompt {prompt.id!r} has no tokens: this reward is for policies that write")
         runs = [tokens[i : i + self.size] for i in range(len(tokens) - self.size + 1)]
         return -self.penalty * (1 - len(set(runs)) / len(runs)) if runs else 0.0

@@ -21,16 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from mmrl import Group, Need, Scored
-from mmrl.runtime.ranges import Count, Positive, PositiveShare, check_ranges
+from mmrl import Need, Prompt, Sample, Scored
+from mmrl.answers.needs import OfSamples
+from mmrl.runtime.ranges import Count, Positive, PositiveShare
 from mmrl.serving.files import import_package
 from mmrl.serving.media import change_of, clip_of
 
+OPENCV = "pip install opencv-python-headless"
 PARTS = ("amount", "even", "steady")
 
 
 @dataclass(frozen=True)
-class SmoothMotion:
+class SmoothMotion(OfSamples):
     """How evenly a clip moves. ValueError for a sample without a clip, or with fewer than three frames."""
 
     least: Positive = 0.005
@@ -40,16 +42,11 @@ class SmoothMotion:
     side: Count = 256
     """Frames are shrunk until their longer side has at most this many pixels."""
     needs = Need(setup="pip install opencv-python-headless", package="cv2")
-    pointwise = True
 
-    __post_init__ = check_ranges
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return [self._score(clip_of(sample, group.prompt.id), group.prompt.id) for sample in group.samples]
-
-    def _score(self, clip: Any, prompt_id: str) -> Scored:
+    def score(self, sample: Sample, prompt: Prompt) -> Scored:
+        clip: Any = clip_of(sample, prompt.id)
         if len(clip) < 3:
-            raise ValueError(f"a clip of prompt {prompt_id!r} has {len(clip)} frames: evenness needs 3, so raise policy.frames")
+            raise ValueError(f"a clip of prompt {prompt.id!r} has {len(clip)} frames: evenness needs 3, so raise policy.frames")
         change = {"change": change_of(clip)}
         frames = [_grey(frame, self.side) for frame in clip]
         flows = [_flow(a, b) for a, b in itertools.pairwise(frames)]
@@ -71,12 +68,8 @@ class SmoothMotion:
         return Scored(amount * even * steady, {"amount": amount, "even": even, "steady": steady} | change)
 
 
-def _opencv() -> Any:
-    return import_package("cv2", "pip install opencv-python-headless")
-
-
 def _grey(frame: Any, side: int) -> Any:
-    cv2 = _opencv()
+    cv2 = import_package("cv2", OPENCV)
     grey = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
     share = side / max(grey.shape)
     return grey if share >= 1 else cv2.resize(grey, None, fx=share, fy=share, interpolation=cv2.INTER_AREA)
@@ -84,12 +77,12 @@ def _grey(frame: Any, side: int) -> Any:
 
 def _flow(before: Any, after: Any) -> Any:
     """(height, width, 2) pixels, x before y, by which every pixel moves."""
-    return _opencv().calcOpticalFlowFarneback(before, after, None, 0.5, 3, 9, 3, 5, 1.1, 0)
+    return import_package("cv2", OPENCV).calcOpticalFlowFarneback(before, after, None, 0.5, 3, 9, 3, 5, 1.1, 0)
 
 
 def _along(values: Any, flow: Any) -> Any:
     """Values where the flow leads, in float32."""
-    cv2 = _opencv()
+    cv2 = import_package("cv2", OPENCV)
     rows, columns = np.indices(flow.shape[:2], np.float32)
     return cv2.remap(
         np.asarray(values, np.float32), columns + flow[..., 0], rows + flow[..., 1], cv2.INTER_LINEAR, None, cv2.BORDER_REPLICATE

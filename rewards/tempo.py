@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl import Group, Need, Prompt, Sample, Scored
+from mmrl import Need, Prompt, Sample, Scored
+from mmrl.answers.needs import OfSamples
 from mmrl.runtime.ranges import Positive, check_ranges
 from mmrl.serving.sounds import FRAME, QUIET, loudness, sound_of
 
@@ -31,7 +32,7 @@ LIKE_THE_HIGHEST = 0.8
 
 
 @dataclass(frozen=True)
-class Tempo:
+class Tempo(OfSamples):
     """Likeness of two tempos. ValueError for samples without a sound, and for sounds shorter than two wanted beats."""
 
     bpm: Positive | None = None
@@ -39,18 +40,14 @@ class Tempo:
     tolerance: Positive = 0.5
     """Octaves at which nothing is earned."""
     needs = Need("the column bpm, unless bpm is set", lambda prompt, reward, _: reward.bpm or _wanted(prompt))
-    pointwise = True
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.bpm is not None:
             _refuse_odd(self.bpm, "tempo.bpm")
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        wanted = _wanted(group.prompt) if self.bpm is None else self.bpm
-        return [self._score(sample, group.prompt, wanted) for sample in group.samples]
-
-    def _score(self, sample: Sample, prompt: Prompt, wanted: float) -> Scored:
+    def score(self, sample: Sample, prompt: Prompt) -> Scored:
+        wanted = _wanted(prompt) if self.bpm is None else self.bpm
         wave, rate = sound_of(sample, prompt.id)
         seconds = len(wave) / rate
         if seconds < 120 / wanted:

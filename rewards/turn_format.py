@@ -13,13 +13,13 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Sample, Scored
+from mmrl import Need, Prompt, Sample, Scored
 from mmrl.answers.calls import CallError, Form, parse_call
-from mmrl.runtime.ranges import check_ranges
+from mmrl.answers.needs import OfSamples
 
 
 @dataclass(frozen=True)
-class TurnFormat:
+class TurnFormat(OfSamples):
     """The share of well-formed turns."""
 
     form: Form = "tags"
@@ -30,12 +30,7 @@ class TurnFormat:
     """Tags that a turn opens as often as it closes them; the first may be open from the start, as templates leave it."""
     needs = Need()
 
-    __post_init__ = check_ranges
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return [self._score(sample) for sample in group.samples]
-
-    def _score(self, sample: Sample) -> Scored:
+    def score(self, sample: Sample, prompt: Prompt) -> Scored:
         texts = [turn.text for turn in sample.turns] or [sample.text or ""]
         well = [self._is_well(text) for text in texts]
         return Scored(float(all(well)) if self.whole else sum(well) / len(well), {"malformed": float(len(well) - sum(well))})

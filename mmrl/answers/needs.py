@@ -1,10 +1,12 @@
 """The needs of a reward: declared beside its fields, looked at before weights load, and listed by `mmrl ls` and the docs."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl.core.samples import Prompt
+from mmrl.core.samples import Group, Prompt, Sample, Scored
+from mmrl.runtime.ranges import check_ranges
 
 Reads = Callable[[Prompt, Any, str], object]
 """What a reward reads of a prompt, from the prompt, the reward and the kind of samples: text, image, video or sound.
@@ -63,3 +65,19 @@ def picture(prompt: Prompt, reward: object, output: str) -> object:
     if not prompt.media:
         raise ValueError(f"prompt {prompt.id!r} has no picture: add one to the data, or take another reward")
     return prompt
+
+
+@dataclass(frozen=True)
+class OfSamples(ABC):
+    """The common base of rewards that look at each sample alone."""
+
+    pointwise = True
+
+    __post_init__ = check_ranges
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return [self.score(sample, group.prompt) for sample in group.samples]
+
+    @abstractmethod
+    def score(self, sample: Sample, prompt: Prompt) -> float | Scored | None:
+        """The score of one sample."""
