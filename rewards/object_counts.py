@@ -45,7 +45,7 @@ from mmrl.serving.scorers.detectors import (
     lab_colour,
     relations,
 )
-from mmrl.serving.scorers.models import HeldModel, OnDevice
+from mmrl.serving.scorers.models import HeldModel, OnDevice, chunks
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size, hub_size
 
 MOST = 16
@@ -88,9 +88,8 @@ class ObjectCounts(OnDevice):
         include = _clauses(columns["include"], detector, group.prompt.id)
         exclude = _clauses(columns.get("exclude") or [], detector, group.prompt.id)
         threshold = self.counting_threshold if columns.get("tag") == "counting" else self.threshold
-        pictures, scored = pictures_of(group), []
-        for start in range(0, len(pictures), self.batch_size):
-            some = pictures[start : start + self.batch_size]
+        scored = []
+        for some in chunks(pictures_of(group), self.batch_size):
             for picture, found in zip(some, detector(some, threshold), strict=True):
                 scored.append(self._score(picture, found, include, exclude))
         return scored
