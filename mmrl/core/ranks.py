@@ -12,6 +12,7 @@ from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Rollouts, Scores, Turn
 from mmrl.runtime.accelerator import Accelerator, is_sharded
 from mmrl.runtime.spans import in_span
+from mmrl.runtime.tensors import pad_actions
 
 T = TypeVar("T")
 
@@ -182,15 +183,15 @@ class Ranks:
         start = sum(len(part) for part in parts[: self.rank])
         node_ids = None
         if all(part.node_ids is not None for part in parts):
-            node_ids = torch.cat([_widen(part.node_ids, longest) for part in parts if part.node_ids is not None])
+            node_ids = torch.cat([pad_actions(part.node_ids, longest) for part in parts if part.node_ids is not None])
         noted = [reading for reading in light.recorded if all(reading in part.recorded for part in parts)]
         everyone = Rollouts(
             groups=tuple(group for part in parts for group in part.groups),
             group_ids=torch.cat([part.group_ids for part in parts]),
             sample_ids=torch.cat([part.sample_ids for part in parts]),
-            action_mask=torch.cat([_widen(part.action_mask, longest) for part in parts]),
+            action_mask=torch.cat([pad_actions(part.action_mask, longest) for part in parts]),
             trace=NoTrace(),
-            recorded={reading: torch.cat([_widen(part.recorded[reading], longest) for part in parts]) for reading in noted},
+            recorded={reading: torch.cat([pad_actions(part.recorded[reading], longest) for part in parts]) for reading in noted},
             node_ids=node_ids,
             weights_version=min(part.weights_version for part in parts),
         )
@@ -223,7 +224,3 @@ def blind(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """The same turns without the pictures of observations."""
     seen = [(turn, turn.observation) for turn in turns]
     return tuple(turn if one is None else replace(turn, observation=replace(one, media=())) for turn, one in seen)
-
-
-def _widen(x: Tensor, length: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, length - x.shape[1]))

@@ -1,6 +1,7 @@
 """The ranking: means over seeds with intervals, and places that count only clear differences."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -46,17 +47,13 @@ def half_width(values: Sequence[float]) -> float:
     """Half of the t-interval of the mean."""
     if len(values) < 2:
         return math.nan
-    middle = mean(values)
-    deviation = math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
-    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1)) * deviation / math.sqrt(len(values))
+    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def is_clearly_better(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
     """Does the interval of the differences at equal seeds lie above 0? Never with fewer than two shared seeds."""
     differences = [one[seed] - other[seed] for seed in one if seed in other]
-    if len(differences) < 2:
-        return False
-    return sum(differences) / len(differences) > half_width(differences)
+    return mean(differences) > half_width(differences)
 
 
 def standings(lanes: Sequence[Lane], figure: str, budget_s: float) -> list[Standing]:
@@ -69,21 +66,13 @@ def standings(lanes: Sequence[Lane], figure: str, budget_s: float) -> list[Stand
         steps, seconds = mean([float(p[-1].step) for p in ended.values()]), mean([p[-1].seconds for p in ended.values()])
         failures = [failure for lane in own if (failure := lane.failure())]
         found.append(Standing(label, finals, steps, seconds, mean_curve([*ended.values()], figure), failures))
-    placed = [replace(one, place=place_of(one, found)) if one.finals else one for one in found]
+    better = [sum(is_clearly_better(other.finals, one.finals) for other in found) for one in found]
+    placed = [replace(one, place=1 + count) if one.finals else one for one, count in zip(found, better, strict=True)]
     return sorted(placed, key=lambda one: (not one.finals, -one.mean if one.finals else 0.0, one.label))
-
-
-def place_of(one: Standing, others: Sequence[Standing]) -> int:
-    return 1 + sum(is_clearly_better(other.finals, one.finals) for other in others)
 
 
 def mean_curve(runs: Sequence[Sequence[Point]], figure: str) -> list[tuple[float, float]]:
     """Point by point over the runs, as far as all of them go."""
     length = min((len(points) for points in runs), default=0)
-    return [
-        (
-            sum(points[i].seconds for points in runs) / len(runs),
-            sum(points[i].metrics[figure] for points in runs) / len(runs),
-        )
-        for i in range(length)
-    ]
+    marks = [[points[i] for points in runs] for i in range(length)]
+    return [(mean([one.seconds for one in mark]), mean([one.metrics[figure] for one in mark])) for mark in marks]

@@ -17,15 +17,15 @@ from mmrl.data.files import mp4, wav
 from mmrl.data.tools import zoom
 from mmrl.lab.tiny import tokenizer
 from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
+from mmrl.lab.tiny.teaching import GeneratorStart, PipelineKind
 from mmrl.lab.tiny.text import beeps, clips, grounding, look_twice, omni, student, wishes
 from mmrl.runtime.keep import Progress
 
-Teach = Callable[[int, Progress | None, bool], Path]
-"""(seed, progress, short) -> the folder of the model, taught once and then kept in the cache; short: a few steps long."""
 SERIES = 1_000_003
 """Scenes and clips that are imitated come from series of their own, so that no later stage trains on them again."""
 FEW: Mapping[str, Any] = {"pool": 128, "batch_size": 16, "vae_steps": 20, "steps": 20, "layers": 2, "heads": 2}
-FEW_CLIPS: Mapping[str, Any] = {**FEW, "vae_pool": 64, "halvings": 2, "latents": 8, "layers": 1, "feed_forward": 64}
+SMALL: Mapping[str, Any] = {"halvings": 2, "latents": 8, "layers": 1, "feed_forward": 64, "text_width": 32}
+FEW_CLIPS: Mapping[str, Any] = {**FEW, **SMALL, "vae_pool": 64, "data": Glides(side=16)}
 
 
 @dataclass(frozen=True)
@@ -91,55 +91,35 @@ WORDS = Pupil(
 """A Qwen3-VL that says a wish in other words."""
 
 
-def shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A Stable Diffusion 3 that draws coloured shapes, from pictures of which half are stained and half have a wrong caption."""
-    settings = generator.WarmStart(data=Sketches(), name="shapes", seed=seed, steps=900, max_tokens=8)
-    return generator.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
+@dataclass(frozen=True)
+class Painter:
+    """A generator that draws well enough to be improved, taught once and then kept."""
+
+    kind: PipelineKind[Any]
+    start: GeneratorStart
+    few: Mapping[str, Any]
+    """Settings of a training of a few steps."""
+
+    def __call__(self, seed: int, progress: Progress | None, short: bool) -> Path:
+        """The folder of the model of a seed; short: a few steps long."""
+        return self.kind.warm_start(replace(self.start, seed=seed, **(self.few if short else {})), progress=progress)
 
 
-def clean_shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A Stable Diffusion 3 that draws coloured shapes well, from clean pictures with right captions: who draws for a writer."""
-    settings = generator.WarmStart(
-        data=Sketches(confused=0.0, stained=0.0), name="clean-shapes", seed=seed, steps=900, max_tokens=8
-    )
-    return generator.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
-
-
-def numbers(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A Stable Diffusion 3 that prints numbers, from pictures of which half are smeared and half have a wrong caption."""
-    settings = generator.WarmStart(data=Prints(), name="numbers", seed=seed, patch=2, max_tokens=6)
-    return generator.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
-
-
-def edits(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A FLUX.1-Kontext that edits coloured shapes, from targets of which half are stained and half follow another instruction."""
-    settings = editor.EditorStart(seed=seed)
-    return editor.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
-
-
-def glides(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A Wan that draws clips of moving shapes, from clips of which half flicker and half have a wrong caption."""
-    settings = clip_generator.ClipStart(Glides(), seed=seed)
-    few = replace(settings, **FEW_CLIPS, data=Glides(side=16), text_width=32) if short else settings
-    return clip_generator.warm_start(few, progress=progress)
-
-
-def tones(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A Stable Audio 3 that draws tones, from sounds of which half ring on and 1 in 5 have a wrong caption."""
-    settings = sound_generator.SoundStart(seed=seed)
-    return sound_generator.warm_start(replace(settings, **FEW, width=32) if short else settings, progress=progress)
-
-
-TAUGHT: Mapping[str, Mapping[str, Teach | Pupil]] = {
+SHAPES = Painter(generator.KIND, generator.WarmStart(Sketches(), steps=900, max_tokens=8), FEW)
+"""A Stable Diffusion 3 that draws coloured shapes, from pictures of which half are stained and half have a wrong caption."""
+CLEAN = replace(SHAPES, start=replace(SHAPES.start, data=Sketches(confused=0.0, stained=0.0), name="clean-shapes"))
+"""The same, taught well by clean pictures with right captions: who draws for a writer."""
+NUMBERS = Painter(generator.KIND, generator.WarmStart(Prints(), name="numbers", patch=2, max_tokens=6), FEW)
+"""A Stable Diffusion 3 that prints numbers, from pictures of which half are smeared and half have a wrong caption."""
+EDITS = Painter(editor.KIND, editor.EditorStart(), FEW)
+"""A FLUX.1-Kontext that edits coloured shapes, from targets of which half are stained and half follow another instruction."""
+GLIDES = Painter(clip_generator.KIND, clip_generator.ClipStart(Glides()), FEW_CLIPS)
+"""A Wan that draws clips of moving shapes, from clips of which half flicker and half have a wrong caption."""
+SOUNDS = Painter(sound_generator.KIND, sound_generator.SoundStart(), {**FEW, "width": 32})
+"""A Stable Audio 3 that draws tones, from sounds of which half ring on and 1 in 5 have a wrong caption."""
+TAUGHT: Mapping[str, Mapping[str, Painter | Pupil]] = {
     "text": {"grounding": BOXES, "clips": SPANS, "beeps": TONES, "look_twice": LOOKS, "wishes": WORDS},
-    "flow": {
-        "shapes": shapes,
-        "clean_shapes": clean_shapes,
-        "numbers": numbers,
-        "edits": edits,
-        "glides": glides,
-        "tones": tones,
-    },
+    "flow": {"shapes": SHAPES, "clean_shapes": CLEAN, "numbers": NUMBERS, "edits": EDITS, "glides": GLIDES, "tones": SOUNDS},
 }
 """Kind of policy -> name -> how it is taught."""
 UNTAUGHT = {f"untaught_{name}": how.build for name, how in TAUGHT["text"].items() if isinstance(how, Pupil)}

@@ -349,15 +349,8 @@ class Health:
         return new
 
     def state_dict(self) -> State:
-        memory = self.memory
-        return {
-            "first": memory.first,
-            "last": memory.last,
-            "num_steps": memory.num_steps,
-            "active": self.active,
-            "alarms": self.alarms,
-            "alarm": self.alarm.state_dict(),
-        }
+        remembered = {name: getattr(self.memory, name) for name in ("first", "last", "num_steps")}
+        return {**remembered, "active": self.active, "alarms": self.alarms, "alarm": self.alarm.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Go on where `state` was taken; an empty one (of a run that kept none) changes nothing."""
