@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
+from mmrl.app.config.chosen import with_values
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
-from mmrl.app.fit.fit import facts_of, free_sizes, plain
+from mmrl.app.fit.fit import facts_of, free_sizes
 from mmrl.app.fit.plan import Estimates, prompts_of
 from mmrl.app.fit.sizes import least_sizes
-from mmrl.app.planning.choices import in_4_bits, usual_choices, with_choices
+from mmrl.app.planning.choices import CHOSEN, in_4_bits, usual_choices, with_choices
 from mmrl.app.planning.device import target_device
 from mmrl.app.planning.known import with_settings
 from mmrl.app.planning.memory import CONTEXT, GIB, reward_memory, usable
@@ -76,9 +77,9 @@ def peaks(shape: Shape) -> Iterator[tuple[str, int, int]]:
     facts = facts_of(resolved, prompts)
     chosen = with_choices(resolved, usual_choices(resolved, facts))
     estimates = Estimates(1, prompts, reward_memory(chosen, on_card=True))
-    least = plain(free_sizes(chosen, least_sizes(chosen.config, 1)))
+    least = free_sizes(chosen, least_sizes(chosen.config, 1))
     for way, choices in zip(WAYS, [[], *in_4_bits(chosen, facts, device, 0)], strict=False):
-        memory = estimates.of(with_choices(with_choices(chosen, choices), least)).memory
+        memory = estimates.of(with_values(with_choices(chosen, choices), least, CHOSEN)).memory
         held = sum(size for name, size in memory.stays.items() if "weights in" in name)
         yield way, held, memory.peak
 

@@ -7,12 +7,12 @@ that is left, and that plan is counted too before it is taken.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmrl.app.config.chosen import is_free
+from mmrl.app.config.chosen import is_free, with_values
 from mmrl.app.config.run import Resolved
 from mmrl.app.fit.plan import Estimates, Plan, check_geometry, prompts_of
 from mmrl.app.fit.remedies import refusal
 from mmrl.app.fit.sizes import Sizes, larger_sizes, least_sizes, size_choices, smaller_sizes
-from mmrl.app.planning.choices import ModelFacts, PlannedSetting, area_of, in_4_bits, usual_choices, with_choices
+from mmrl.app.planning.choices import CHOSEN, ModelFacts, PlannedSetting, area_of, in_4_bits, usual_choices, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.known import with_settings
 from mmrl.app.planning.memory import reward_memory, size_text
@@ -50,7 +50,7 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
         if device.fits(made.memory):
             return Fit(chosen, usual, made, device, facts.weights)
     least = free_sizes(chosen, least_sizes(chosen.config, processes))
-    smallest = with_choices(chosen, plain(least))
+    smallest = with_values(chosen, least, CHOSEN)
     check_geometry(smallest, processes)
     made = estimates.of(smallest)
     whole, small = chosen, list[PlannedSetting]()
@@ -58,7 +58,7 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
         if device.fits(made.memory):
             break
         small, chosen = fewer, with_choices(whole, fewer)
-        smallest = with_choices(chosen, plain(least))
+        smallest = with_values(chosen, least, CHOSEN)
         made = estimates.of(smallest)
     usual = [*usual, *small]
     if not device.fits(made.memory):
@@ -66,7 +66,7 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     sizes, best, planned = least, smallest, made
     wanted = {**least, **free_sizes(chosen, larger_sizes(made, device))}
     while wanted != least:
-        larger = with_choices(chosen, plain(wanted))
+        larger = with_values(chosen, wanted, CHOSEN)
         planned_larger = estimates.of(larger)
         if device.fits(planned_larger.memory):
             sizes, best, planned = wanted, larger, planned_larger
@@ -83,10 +83,6 @@ def facts_of(resolved: Resolved, prompts: Sequence[Prompt]) -> ModelFacts:
 def free_sizes(resolved: Resolved, sizes: Sizes) -> Sizes:
     """The sizes of which the command line says nothing."""
     return {key: value for key, value in sizes.items() if is_free(resolved, key)}
-
-
-def plain(sizes: Sizes) -> list[PlannedSetting]:
-    return [PlannedSetting(key, value, "") for key, value in sizes.items()]
 
 
 def fit_lines(fit: Fit) -> list[str]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.registry import modality_of
@@ -13,10 +15,8 @@ from mmrl.app.planning.memory import (
     CONTEXT,
     Memory,
     RewardMemory,
-    add_rewards,
     add_server,
     estimate,
-    has_card,
     of_sampler,
     reward_memory,
     sandbox_memory,
@@ -62,23 +62,20 @@ class Plan:
 def draw_up(resolved: Resolved, processes: int | None = None, on_card: bool | None = None, card: int | None = None) -> Plan:
     """Count one step and estimate memory, without weights.
 
-    `processes`: of the run; None: as many as the config says. `on_card`: does the run have a card, where rewards hold their
-    models too (None: as this machine)? `card`: its bytes, of which an engine's server may take a part. Raises FileNotFoundError
-    without a plug-in, data file or the model's config, and ValueError for what `mmrl train` would refuse.
+    `processes`: of the run; None: the trainers of `mmrl launch`, and at least as many as read a row together. `on_card`: does
+    the run have a card, where rewards hold their models too (None: as this machine)? `card`: its bytes, of which an engine's
+    server may take a part. Raises FileNotFoundError without a plug-in, data file or the model's config, and ValueError for what
+    `mmrl train` would refuse.
     """
-    processes = processes or least_processes(resolved.config)
+    if processes is None:
+        together = resolved.config.policy.context if isinstance(resolved.config.policy, TextPolicyConfig) else 1
+        processes = max(resolved.config.cluster.trainers, together)
     check_geometry(resolved, processes)
     refuse_unknown_space(with_settings(resolved.config))
-    on_card = has_card() if on_card is None else on_card
+    on_card = torch.cuda.is_available() if on_card is None else on_card
     rewards = reward_memory(resolved, on_card)
     beside = replace(rewards, host={**rewards.host, **sandbox_memory(resolved, processes)})
     return Estimates(processes, prompts_of(resolved), beside, card).of(resolved)
-
-
-def least_processes(config: RunConfig) -> int:
-    """The trainers of `mmrl launch`, and at least as many processes as read a row together."""
-    together = config.policy.context if isinstance(config.policy, TextPolicyConfig) else 1
-    return max(config.cluster.trainers, together)
 
 
 def check_geometry(resolved: Resolved, processes: int) -> None:
@@ -122,7 +119,9 @@ class Estimates:
         if sampler is not None and config.cluster.samplers_share:
             name = f"{config.cluster.samplers} sampler(s) that share it"
             alone = replace(alone, stays={**alone.stays, name: config.cluster.samplers * (sampler.peak + CONTEXT)})
-        memory = add_server(add_rewards(alone, self.rewards), config, self.card)
+        held = self.rewards
+        alone = replace(alone, stays={**alone.stays, **held.stays}, host={**alone.host, **held.host})
+        memory = add_server(alone, config, self.card)
         most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
         readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
         targets = {reading.target.model for reading in algorithm.all_reads if reading.target is not None}

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from mmrl.app.config.chosen import with_values
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.fit.plan import Estimates, Plan
 from mmrl.app.modality.registry import PolicyConfig
-from mmrl.app.planning.choices import ModelFacts, PlannedSetting, with_choices
+from mmrl.app.planning.choices import CHOSEN, ModelFacts
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import SMALL_CACHE_MB, Memory, add_server, engine_beside, size_text, without_server
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -36,9 +37,11 @@ def refusal(estimates: Estimates, resolved: Resolved, made: Plan, device: Device
     memory = made.memory
     largest = sorted(parts_of(memory).items(), key=lambda part: -part[1])[:SHOWN]
     named = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
-    known = [*remedies(resolved, made, device, facts), *fewer_bits(estimates, resolved, made, device, facts)]
+    known = list(remedies(estimates, resolved, made, device, facts))
     if len(known) < SHOWN or memory.phases[memory.largest_phase] > WORTH * memory.peak:
-        known += smaller_settings(estimates, resolved, made, device)
+        for words, values in cheaper(resolved):
+            less = device.use_of(estimates.of(with_values(resolved, values, CHOSEN)).memory)
+            known += [Remedy(device.use_of(memory) - less, words)] if less < device.use_of(memory) else []
     found = sorted(known, key=lambda remedy: -remedy.saves)[:SHOWN]
     missing = device.use_of(memory) - device.usable
     lines = "\n".join(f"  {remedy}" for remedy in found)
@@ -54,8 +57,8 @@ def parts_of(memory: Memory) -> Mapping[str, int]:
     return {**memory.stays, f"while {memory.largest_phase}": memory.phases[memory.largest_phase]}
 
 
-def remedies(resolved: Resolved, made: Plan, device: Device, facts: ModelFacts) -> Iterator[Remedy]:
-    """The changes whose bytes follow from the plan, in no order."""
+def remedies(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: ModelFacts) -> Iterator[Remedy]:
+    """The changes whose bytes follow from the plan, and weights in 4 bits where a config said otherwise; in no order."""
     memory, policy = made.memory, resolved.config.policy
     weights = sum(size for name, size in memory.stays.items() if name.startswith("weights in"))
     trained = sum(size for name, size in memory.stays.items() if name.startswith(("gradients", "optimizer")))
@@ -75,6 +78,9 @@ def remedies(resolved: Resolved, made: Plan, device: Device, facts: ModelFacts) 
         adapter = trained + sum(size for name, size in memory.stays.items() if name.startswith("weights kept beside"))
         share = 1 - SMALL_RANK / policy.lora.rank
         yield Remedy(int(share * (adapter + 4 * memory.trained)), f"smaller adapters: policy.lora.rank={SMALL_RANK}")
+    if device.is_card and facts.parts and rests_whole(policy) and policy.lora is not None:
+        small = with_values(resolved, {"policy.weights": "nf4"}, CHOSEN)
+        yield Remedy(memory.peak - estimates.of(small).memory.peak, "weights in 4 bits: policy.weights=nf4")
 
 
 def rests_whole(policy: PolicyConfig) -> bool:
@@ -96,40 +102,17 @@ def less_server(config: RunConfig, memory: Memory) -> Iterator[Remedy]:
         yield Remedy(memory.peak - less, words)
 
 
-def fewer_bits(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: ModelFacts) -> Iterator[Remedy]:
-    """Weights in 4 bits, where a config said that they rest otherwise."""
-    policy = resolved.config.policy
-    if device.is_card and facts.parts and rests_whole(policy) and policy.lora is not None:
-        small = with_choices(resolved, [PlannedSetting("policy.weights", "nf4", "")])
-        yield Remedy(made.memory.peak - estimates.of(small).memory.peak, "weights in 4 bits: policy.weights=nf4")
-
-
-def smaller_settings(estimates: Estimates, resolved: Resolved, made: Plan, device: Device) -> Iterator[Remedy]:
-    """Settings that the largest phase, or all of the model, depends on; the plan with each is counted."""
-    before = device.use_of(made.memory)
-    for words, choices in cheaper(resolved):
-        saved = before - device.use_of(estimates.of(with_choices(resolved, choices)).memory)
-        if saved > 0:
-            yield Remedy(saved, words)
-
-
-def cheaper(resolved: Resolved) -> Iterator[tuple[str, list[PlannedSetting]]]:
-    """Words for a change, and the change."""
+def cheaper(resolved: Resolved) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Words for a setting that the largest phase, or all of the model, depends on, and the setting by its key."""
     policy = resolved.config.policy
     if policy.dtype != "bfloat16" or policy.lora is None:
-        adapters = [PlannedSetting("policy.dtype", "bfloat16", ""), PlannedSetting("policy.lora", {"rank": SMALL_RANK}, "")]
+        adapters = {"policy.dtype": "bfloat16", "policy.lora": {"rank": SMALL_RANK}}
         yield f"adapters in bfloat16: policy.dtype=bfloat16 policy.lora.rank={SMALL_RANK}", adapters
-    if isinstance(policy, TextPolicyConfig):
-        yield from shorter(policy)
-    elif isinstance(policy, FlowPolicyConfig) and min(policy.height, policy.width) > SMALL_SIDE:
-        sides = [PlannedSetting(key, SMALL_SIDE, "") for key in ("policy.height", "policy.width")]
-        yield f"smaller pictures: policy.height={SMALL_SIDE} policy.width={SMALL_SIDE}", sides
-
-
-def shorter(policy: TextPolicyConfig) -> Iterator[tuple[str, list[PlannedSetting]]]:
-    """Fewer positions in a row."""
-    if policy.max_pixels is not None and policy.max_pixels > SMALL_PIXELS:
-        yield f"smaller pictures: policy.max_pixels={SMALL_PIXELS}", [PlannedSetting("policy.max_pixels", SMALL_PIXELS, "")]
-    if policy.sampling.max_new_tokens > FEW_TOKENS:
-        few = [PlannedSetting("policy.sampling.max_new_tokens", FEW_TOKENS, "")]
+    if isinstance(policy, TextPolicyConfig) and policy.max_pixels is not None and policy.max_pixels > SMALL_PIXELS:
+        yield f"smaller pictures: policy.max_pixels={SMALL_PIXELS}", {"policy.max_pixels": SMALL_PIXELS}
+    if isinstance(policy, TextPolicyConfig) and policy.sampling.max_new_tokens > FEW_TOKENS:
+        few = {"policy.sampling.max_new_tokens": FEW_TOKENS}
         yield f"shorter answers: policy.sampling.max_new_tokens={FEW_TOKENS}", few
+    if isinstance(policy, FlowPolicyConfig) and min(policy.height, policy.width) > SMALL_SIDE:
+        sides = {"policy.height": SMALL_SIDE, "policy.width": SMALL_SIDE}
+        yield f"smaller pictures: policy.height={SMALL_SIDE} policy.width={SMALL_SIDE}", sides

@@ -12,7 +12,7 @@ import torch
 
 from mmrl.app.config.plug_ins import episodes_at_once, read_environment
 from mmrl.app.config.reward_models import models_of
-from mmrl.app.config.run import Resolved, RunConfig, UnweightedReward
+from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.on_cards import without_bfloat16
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.policies.shared.call_log import OF_TEACHERS, DryRun
@@ -223,7 +223,7 @@ def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
         sizes, hidden = models_of(reward.use, reward.args, path, table)
         unknown += hidden
         for size in sizes:
-            held.setdefault((size.name, size.device), (label_of(reward), size))
+            held.setdefault((size.name, size.device), (f"reward {reward.label}", size))
     if isinstance(world := environment_of(resolved), HoldsModels):
         for size in world.models():
             held.setdefault((size.name, size.device), ("environment", size))
@@ -254,15 +254,6 @@ def environment_of(resolved: Resolved) -> object:
     """The environment of a run; None without one."""
     make = None if resolved.config.environment is None else read_environment(resolved.config.environment, resolved.table)
     return None if make is None else make()
-
-
-def label_of(reward: UnweightedReward) -> str:
-    return f"reward {reward.label}"
-
-
-def add_rewards(memory: Memory, rewards: RewardMemory) -> Memory:
-    """The memory of a process whose rewards hold models, too."""
-    return replace(memory, stays={**memory.stays, **rewards.stays}, host={**memory.host, **rewards.host})
 
 
 def engine_beside(config: RunConfig) -> EngineConfig | None:
@@ -358,10 +349,6 @@ def plain_name(card: str) -> str:
 
 def spellings(name: str) -> list[str]:
     return [name] if len(CARD_SIZES[name]) == 1 else [f'"{name}-{size}"' for size in CARD_SIZES[name]]
-
-
-def has_card() -> bool:
-    return torch.cuda.is_available()
 
 
 def usable(room: int) -> int:
