@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 
 from mmrl.runtime.net.offline import SWITCHES, hub_trouble, is_offline
 from mmrl.serving.files import first_line
@@ -72,16 +73,8 @@ def announcement(folder: Path, name: str, private: bool) -> Iterator[str]:
     """The files that are about to be pushed, with their sizes."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     total = sum(file.stat().st_size for file in files)
-    yield f"pushing {len(files)} files, {size_text(total)}, to {name} ({'private' if private else 'public'}):"
-    yield from (f"  {file.relative_to(folder).as_posix()}  {size_text(file.stat().st_size)}" for file in files)
-
-
-def size_text(count: int) -> str:
-    """A number of bytes in the unit that fits."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
+    yield f"pushing {len(files)} files, {decimal(total)}, to {name} ({'private' if private else 'public'}):"
+    yield from (f"  {file.relative_to(folder).as_posix()}  {decimal(file.stat().st_size)}" for file in files)
 
 
 @contextmanager

@@ -91,27 +91,14 @@ def write_weights(sizes: Mapping[str, int], make: Callable[[str], Tensor], folde
 
     Only the weights of one file, which `make` gives by name, are in memory at a time; `sizes` are bytes by name, in order.
     """
+    from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.torch import save_file
 
-    shards = cut(sizes, most)
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file = f"{stem}.safetensors" if len(shards) == 1 else f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+    found = split_state_dict_into_shards_factory(
+        dict(sizes), get_storage_size=int, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=most
+    )
+    for file, names in found.filename_to_tensors.items():
         save_file({name: make(name).contiguous() for name in names}, folder / file, {"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        table = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+    if found.is_sharded:
+        table = {"metadata": found.metadata, "weight_map": found.tensor_to_filename}
         (folder / (stem + INDEX)).write_text(json.dumps(table, indent=2), encoding="utf-8")
-
-
-def cut(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Names in order, as many together as have at most `most` bytes."""
-    shards: list[list[str]] = []
-    room = 0
-    for name, size in sizes.items():
-        if not shards or size > room:
-            shards.append([])
-            room = most
-        shards[-1].append(name)
-        room -= size
-    return shards
