@@ -6,7 +6,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -31,6 +31,7 @@ IN_SPACE = "in space "
 CHOSEN, REJECTED = "chosen", "rejected"
 CHATTER = " To be quite sure, let us look at it once more, and then again from the other side." * 8
 LETTERS = string.ascii_uppercase[:5]
+GREY = (127, 127, 127)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def text_probes(prompt: Prompt, other: Prompt, style: Style, rng: random.Random)
     if style.template is None:
         probes[TAGGED] = in_template(truth, "think")
     if boxes_of(prompt.answer):
-        turned = [(b.y1, b.x1, b.y2, b.x2) for b in _in(prompt.answer, style.space, size)]
+        turned = [(b.y1, b.x1, b.y2, b.x2) for b in (box.to(style.space, size) for box in boxes_of(prompt.answer))]
         flipped = [[int(x) for x in as_written(corners, style.space)] for corners in turned]
         probes[SWAPPED] = plain(json.dumps([{"bbox_2d": corners} for corners in flipped]))
         for space in cast(tuple[Space, ...], ("pixel", "norm1000", "norm1")):
@@ -162,39 +163,24 @@ def image_groups(tasks: Sequence[ProbeRow], seed: int) -> tuple[list[str], list[
     groups = []
     for i, (task, other) in enumerate(zip(drawn, islice(cycle(drawn), 1, None), strict=False)):
         image = task.samples[0].image
-        blank = _picture(np.full((image.height, image.width, 3), 127, np.uint8))
-        noise = _picture(rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8))
-        pictures = (image, other.samples[0].image, blank, noise)
+        pictures = (image, other.samples[0].image, Image.new("RGB", image.size, GREY), _noise(image.size, rng))
         groups.append(Group(i, task.prompt, tuple(Sample(image=picture) for picture in pictures)))
     return [TRUTH, PROMPT, BLANK, NOISE], groups
 
 
 def groups_of_drawings(prompts: Sequence[Prompt], size: tuple[int, int], seed: int = 0) -> tuple[list[str], list[Group]]:
     """The same where nobody has a picture of the prompts: two smooth pictures of (width, height), blank, and two of noise."""
-    (width, height), rng = size, np.random.default_rng(seed)
-
-    def smooth() -> Any:
-        return _picture(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
-
-    def noise() -> Any:
-        return _picture(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-    blank = _picture(np.full((height, width, 3), 127, np.uint8))
-    shown = [(smooth(), smooth(), blank, noise(), noise()) for _ in prompts]
-    groups = [
-        Group(i, prompt, tuple(Sample(image=picture) for picture in pictures))
-        for i, (prompt, pictures) in enumerate(zip(prompts, shown, strict=True))
-    ]
+    rng, groups = np.random.default_rng(seed), []
+    for i, prompt in enumerate(prompts):
+        smooth = [_noise((5, 5), rng).resize(size, Image.Resampling.BICUBIC) for _ in range(2)]
+        pictures = (*smooth, Image.new("RGB", size, GREY), _noise(size, rng), _noise(size, rng))
+        groups.append(Group(i, prompt, tuple(Sample(image=picture) for picture in pictures)))
     return [DRAWN, REDRAWN, BLANK, NOISE, MORE_NOISE], groups
 
 
 def _sample_of(prompt: Prompt, text: str) -> Sample:
     size = size_of(prompt)
     return Sample(text, tuple(text.encode()), media_sizes=() if size is None else (size,))
-
-
-def _in(answer: object, space: Space, size: MediaSize | None) -> list[Box]:
-    return [box.to(space, size) for box in boxes_of(answer)]
 
 
 def _random_box(box: Box, size: MediaSize | None, rng: random.Random) -> Box:
@@ -209,5 +195,5 @@ def _random_span(span: Interval, prompt: Prompt, rng: random.Random) -> Interval
     return replace(span, start=start, end=rng.uniform(start + 0.01 * most, most))
 
 
-def _picture(pixels: Any) -> Image.Image:
-    return Image.fromarray(pixels)
+def _noise(size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
+    return Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))

@@ -18,7 +18,7 @@ from mmrl.app.config.tasks import root_key
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.reader import check_keys
 from mmrl.app.toml.tables import COMMAND_LINE, Table
-from mmrl.core.types import MediaSize, Prompt, Sample
+from mmrl.core.types import Prompt, Sample
 from mmrl.data.files.mp4 import read_mp4
 from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import size_of, upright
@@ -109,8 +109,7 @@ def _foreign_tasks(source: Path, found: Guess, most: int | None, image_root: Pat
         prompts, report = read_prompts(str(source), lambda report: islice(opened.rows(report), most), reader)
         report.source = f"{source} ({found})"
         report.raise_if_bad()
-    sizes = [(prompt, size_of(prompt)) for prompt in prompts]
-    return [_with_texts(prompt, prompt.columns, () if size is None else (size,)) for prompt, size in sizes]
+    return [_with_texts(prompt, prompt.columns) for prompt in prompts]
 
 
 def _task(row: Row, root: Path) -> ProbeRow:
@@ -120,8 +119,7 @@ def _task(row: Row, root: Path) -> ProbeRow:
         [prompt, *more] = GroundingLayout(image_root=root, columns={"question": question}).prompts(row)
         if more:
             raise ValueError("one row asks several questions: write one row per question")
-        size = size_of(prompt)
-        return _with_texts(prompt, values, () if size is None else (size,))
+        return _with_texts(prompt, values)
     text = _first(values, TEXT)
     if not isinstance(text, str):
         raise ValueError(f"none of the columns {', '.join(TEXT)} holds the prompt (the row has {', '.join(values)})")
@@ -134,25 +132,20 @@ def _task(row: Row, root: Path) -> ProbeRow:
     if answer is None and not _list_of(values, "completion", "completions"):
         clips = _list_of(values, "video", "videos")
         drawn = [Sample(image=upright(_path_of(root, image))) for image in images]
-        drawn += [_clip(_path_of(root, clip)) for clip in clips]
+        films = [read_mp4(Path(_path_of(root, clip))) for clip in clips]
+        drawn += [Sample(video=frames, fps=fps or None) for frames, fps in films]
         return ProbeRow(prompt, tuple(drawn), tuple(map(str, [*images, *clips])))
     media = tuple(_path_of(root, image) for image in images)
-    prompt = Prompt(name, text, media, answer, prompt.columns)
-    size = size_of(prompt)
-    return _with_texts(prompt, values, () if size is None else (size,))
-
-
-def _clip(path: str) -> Sample:
-    frames, fps = read_mp4(Path(path))
-    return Sample(video=frames, fps=fps or None)
+    return _with_texts(Prompt(name, text, media, answer, prompt.columns), values)
 
 
 def _path_of(root: Path, image: object) -> str:
     return path_below(root, str(image), "the file's folder", anywhere=True)
 
 
-def _with_texts(prompt: Prompt, values: Mapping[str, object], sizes: tuple[MediaSize, ...]) -> ProbeRow:
-    texts = _list_of(values, "completion", "completions")
+def _with_texts(prompt: Prompt, values: Mapping[str, object]) -> ProbeRow:
+    texts, size = _list_of(values, "completion", "completions"), size_of(prompt)
+    sizes = () if size is None else (size,)
     samples = tuple(Sample(str(text), media_sizes=sizes, opened=str(values.get("opened") or "")) for text in texts)
     return ProbeRow(prompt, samples, tuple(str(i) for i in range(len(samples))))
 
