@@ -1,17 +1,15 @@
 """`mmrl show`: an algorithm or a run, every value with its range and origin, every part with its file; all that has settings."""
 
-import inspect
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble, changes, costs, needs
 from mmrl.app.config.run import algorithm_origin, algorithm_table, load
 from mmrl.app.inspect.settings import ranges_below, ranges_of_config, unset_rows
-from mmrl.app.inspect.things import Thing, all_names, source_of, things_called
+from mmrl.app.inspect.things import Thing, all_names, first_line, source_of, things_called
 from mmrl.app.plugins.cards import cards
 from mmrl.app.plugins.catalog import configs, preset_documents
 from mmrl.app.toml.tables import Table, dotted_key, leaves
@@ -140,7 +138,7 @@ def part_lines(assembly: Assembly) -> list[str]:
 def part_rows(assembly: Assembly) -> list[tuple[str, str, str, str]]:
     """Slot, class, file and line, and the formula of every part."""
     return [
-        (slot, type(part).__name__, place(part), (inspect.getdoc(part) or "").split("\n")[0])
+        (slot, type(part).__name__, source_of(type(part) if is_dataclass(part) else part), first_line(part))
         for slot, part in parts(assembly.algorithm)
     ]
 
@@ -153,15 +151,6 @@ def parts(algorithm: Algorithm) -> Iterator[tuple[str, object]]:
             part = item[1] if isinstance(item, tuple) else item
             if part is not None:
                 yield slot, part
-
-
-def place(part: Any) -> str:
-    """File and line of a part's definition."""
-    definition = type(part) if is_dataclass(part) else part
-    file = Path(inspect.getsourcefile(definition) or "?")
-    base = Path(__file__).resolve().parents[3]
-    shortest = file.relative_to(base) if file.is_relative_to(base) else file
-    return f"{shortest}:{inspect.getsourcelines(definition)[1]}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

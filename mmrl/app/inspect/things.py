@@ -256,9 +256,9 @@ def classes(kind: str) -> list[Listed]:
     return sorted(rows, key=lambda listed: listed.name)
 
 
-def first_line(cls: type) -> str:
-    """The first line of a class's documentation."""
-    return (inspect.getdoc(cls) or "").split("\n")[0]
+def first_line(part: object) -> str:
+    """The first line of its documentation."""
+    return (inspect.getdoc(part) or "").split("\n")[0]
 
 
 def summary_of(facts: Published) -> str:
@@ -266,7 +266,7 @@ def summary_of(facts: Published) -> str:
     return f"{', '.join(facts.tasks)} | weights: {facts.licence_and_note} | tested: {facts.tested}"
 
 
-def source_of(found: Callable[..., Any]) -> str:
+def source_of(found: Any) -> str:
     """File and line of a definition, from the folder that mmrl lies in."""
     file = Path(inspect.getsourcefile(found) or "?")
     base = Path(__file__).resolve().parents[3]

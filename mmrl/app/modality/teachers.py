@@ -14,14 +14,9 @@ from mmrl.policies.shared.teachers import TEACHER, refuse_missing_teachers, refu
 from mmrl.policies.text.settings import TextPolicyConfig
 
 
-def models_read(algorithm: Algorithm) -> set[str]:
-    """Under whose weights anything is read or compared with."""
-    return {(reading.target or reading).model for reading in algorithm.all_reads}
-
-
 def follows_teachers(algorithm: Algorithm) -> bool:
     """Does it read policy.teachers?"""
-    return TEACHER in models_read(algorithm)
+    return any((reading.target or reading).model == TEACHER for reading in algorithm.all_reads)
 
 
 def with_teachers(algorithm: Algorithm, policy: TextPolicyConfig, label: str, prompts: Sequence[Prompt]) -> Algorithm:
