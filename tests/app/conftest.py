@@ -17,7 +17,7 @@ def make(empty_desk: None) -> Make:
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a model is a failure of the test."""
-    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("the model was loaded"))
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path):
 def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, monkeypatch: pytest.MonkeyPatch):
     ranks = Neighbours(rank, [None])
     monkeypatch.setattr(building, "Ranks", lambda *_: ranks)
-    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("far enough"))
+    monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("far enough"))
     loaders = ("load_rewards", "load_prompts", "small_models")
     for name in loaders:
         real = getattr(building, name)

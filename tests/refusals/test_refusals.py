@@ -41,7 +41,7 @@ def no_weights(empty_desk: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise LoadedError("a model was loaded")
 
-    monkeypatch.setattr(building, "build_policy", refuse)
+    monkeypatch.setattr(building, "policy_of_run", refuse)
     monkeypatch.setattr(loading, "load_pipeline", refuse)
 
 

@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -96,6 +96,20 @@ class EvaluationTable(EvaluationSettings):
         return frozenset({self.weights, *(one.weights or self.weights for one in self.also), *(["ref"] if mixed else [])})
 
 
+@dataclass(frozen=True)
+class PolicyNeeds:
+    """What a run keeps, shows and asks beside the weights of its policy."""
+
+    shadows: frozenset[str]
+    ema_decay: Callable[[int], float] | None = None
+    """None: the usual one."""
+    views: Mapping[str, View] = field(default_factory=dict[str, View])
+    worlds: Worlds | None = None
+    """Those that answer its turns; None: it takes one."""
+    samplers: "SamplerSettings | None" = None
+    """Processes that sample; None: it does itself."""
+
+
 class Modality(ABC, Generic[Settings, Model]):
     """One kind of policy: its settings, and the policy that they make. What is not said otherwise holds for models that draw."""
 
@@ -169,16 +183,8 @@ class Modality(ABC, Generic[Settings, Model]):
         """
 
     @abstractmethod
-    def build(
-        self,
-        policy: Settings,
-        shadows: frozenset[str],
-        ema_decay: Callable[[int], float] | None,
-        views: Mapping[str, View],
-        worlds: Worlds | None = None,
-        samplers: "SamplerSettings | None" = None,
-    ) -> Model:
-        """The policy, with the worlds that answer its turns and the processes that sample; ValueError where it takes none."""
+    def build(self, policy: Settings, needs: PolicyNeeds) -> Model:
+        """The policy; ValueError where it takes no worlds."""
 
     @abstractmethod
     def build_dry_run(

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, VariantConfig, refuse_turns
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, PolicyNeeds, VariantConfig, refuse_turns
 from mmrl.app.modality.flow_checks import (
     check_objective,
     check_parts,
@@ -30,7 +30,7 @@ from mmrl.app.modality.flow_checks import (
 )
 from mmrl.app.modality.merge import merge_lora
 from mmrl.app.modality.teachers import measured_apart
-from mmrl.core.episodes import Limits, Worlds
+from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from mmrl.policies.flow.families.base import FlowFamily
     from mmrl.policies.flow.policy import FlowPolicy
     from mmrl.policies.shared.call_log import DryRun
-    from mmrl.policies.shared.workers.settings import SamplerSettings
 
 EVALUATION_STEPS = 28
 LOOK_AHEAD = 100
@@ -156,15 +155,7 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
         return measured_apart(algorithm, label)
 
-    def build(
-        self,
-        policy: FlowPolicyConfig,
-        shadows: frozenset[str],
-        ema_decay: Callable[[int], float] | None,
-        views: Mapping[str, View],
-        worlds: Worlds | None = None,
-        samplers: "SamplerSettings | None" = None,
-    ) -> "FlowPolicy":
+    def build(self, policy: FlowPolicyConfig, needs: PolicyNeeds) -> "FlowPolicy":
         from diffusers.utils import logging
 
         from mmrl.app.modality.samplers import drawing_generator
@@ -172,12 +163,12 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         from mmrl.policies.flow.policy import FlowPolicy
         from mmrl.policies.shared.weights import USUAL_DECAY
 
-        if worlds is not None:
+        if needs.worlds is not None:
             raise ValueError("policy.kind is 'flow', whose pictures are drawn in one go: remove [environment]")
         if not sys.stderr.isatty():
             logging.disable_progress_bar()
-        parts = FlowParts() if samplers is None else FlowParts(generator=drawing_generator(samplers))
-        return FlowPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, parts)
+        parts = FlowParts() if needs.samplers is None else FlowParts(generator=drawing_generator(needs.samplers))
+        return FlowPolicy(policy, needs.shadows, needs.ema_decay or USUAL_DECAY, parts)
 
     def build_dry_run(
         self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None

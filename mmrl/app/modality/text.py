@@ -1,15 +1,15 @@
 """Policies that write text, as the commands see them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, PolicyNeeds
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.app.modality.teachers import likely_asked, with_teachers
-from mmrl.core.episodes import Limits, Worlds
+from mmrl.core.episodes import Limits
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
@@ -17,7 +17,6 @@ from mmrl.policies.text.settings import TextPolicyConfig
 
 if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
-    from mmrl.policies.shared.workers.settings import SamplerSettings
     from mmrl.policies.text.policy import TextPolicy
 
 TASKS = {"image": "image-text-to-text", "audio": "audio-text-to-text"}
@@ -94,15 +93,7 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
 
             look_at_teachers(policy, episodes, likely_asked(algorithm))
 
-    def build(
-        self,
-        policy: TextPolicyConfig,
-        shadows: frozenset[str],
-        ema_decay: Callable[[int], float] | None,
-        views: Mapping[str, View],
-        worlds: Worlds | None = None,
-        samplers: "SamplerSettings | None" = None,
-    ) -> "TextPolicy":
+    def build(self, policy: TextPolicyConfig, needs: PolicyNeeds) -> "TextPolicy":
         from mmrl.engine.generator import text_parts
         from mmrl.policies.shared.weights import USUAL_DECAY
         from mmrl.policies.text.families import family_of
@@ -110,23 +101,23 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
         from mmrl.policies.text.loading import load_config
         from mmrl.policies.text.policy import TextPolicy, packs_episodes
 
-        if worlds is not None:
+        if needs.worlds is not None:
             family = family_of(load_config(policy))
-            packs_episodes(family, policy, worlds)
+            packs_episodes(family, policy, needs.worlds)
             refuse_idle_cache(policy, family.config)
             if policy.engine is not None and not family.pictures_alone:
                 raise ValueError(
                     f"{family.config.model_type} reads a lone picture otherwise than several, and an engine reads those of all "
                     "turns together: leave policy.engine or [environment] out"
                 )
-        parts = text_parts(policy, worlds)
-        if samplers is not None:
+        parts = text_parts(policy, needs.worlds)
+        if needs.samplers is not None:
             from mmrl.app.modality.samplers import writing_generator
 
-            parts = replace(parts, generator=writing_generator(samplers))
+            parts = replace(parts, generator=writing_generator(needs.samplers))
             # Nothing is compiled in their processes, and they write to the bit what this one would.
             policy = replace(policy, decode="plain") if policy.decode == "auto" else policy
-        return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views, parts)
+        return TextPolicy(policy, needs.shadows, needs.ema_decay or USUAL_DECAY, needs.views, parts)
 
     def build_dry_run(
         self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None

@@ -1,16 +1,16 @@
 """Policies that draw by tokens, as the commands see them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, refuse_turns
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, PolicyNeeds, refuse_turns
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.app.modality.teachers import follows_teachers, measured_apart, refuse_comparisons
 from mmrl.app.modality.text import LOADING
-from mmrl.core.episodes import Limits, Worlds
+from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.codes.settings import CodePolicyConfig, check_sampling
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mmrl.policies.codes.janus import Janus
     from mmrl.policies.codes.policy import CodePolicy
     from mmrl.policies.shared.call_log import DryRun
-    from mmrl.policies.shared.workers.settings import SamplerSettings
 
 
 def family_of_model(policy: CodePolicyConfig) -> "Janus":
@@ -86,21 +85,13 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
             )
         return measured_apart(algorithm, label).with_length(policy.plan_tokens + family_of_model(policy).num_codes)
 
-    def build(
-        self,
-        policy: CodePolicyConfig,
-        shadows: frozenset[str],
-        ema_decay: Callable[[int], float] | None,
-        views: Mapping[str, View],
-        worlds: Worlds | None = None,
-        samplers: "SamplerSettings | None" = None,
-    ) -> "CodePolicy":
+    def build(self, policy: CodePolicyConfig, needs: PolicyNeeds) -> "CodePolicy":
         from mmrl.policies.codes.policy import CodePolicy
         from mmrl.policies.shared.weights import USUAL_DECAY
 
-        if worlds is not None:
+        if needs.worlds is not None:
             raise ValueError("policy.kind is 'token_image', whose pictures are drawn in one go: remove [environment]")
-        return CodePolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views)
+        return CodePolicy(policy, needs.shadows, needs.ema_decay or USUAL_DECAY, needs.views)
 
     def build_dry_run(
         self, policy: CodePolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None

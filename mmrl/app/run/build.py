@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from mmrl.app.config.reward_needs import with_gradients
 from mmrl.app.config.run import DataConfig, Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage
 from mmrl.app.errors import waiting
+from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.on_cards import refuse_ways_apart
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.modality.taught import bind_taught
@@ -34,7 +34,7 @@ from mmrl.app.run.trackers import JsonlTracker, Losses, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks
-from mmrl.core.protocols import Policy, View
+from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
 from mmrl.data.sources import Sources, StreamedSources, first_of_each
@@ -274,22 +274,12 @@ def adapted(config: RunConfig, prompts: Prompts) -> Algorithm:
     return modality_of(config.policy).adapt_algorithm(algorithm, config.policy, config.algorithm.label, known)
 
 
-def build_policy(
-    config: PolicyConfig,
-    shadows: frozenset[str],
-    ema_decay: Callable[[int], float] | None = None,
-    views: Mapping[str, View] = MappingProxyType({}),
-    worlds: Worlds | None = None,
-    samplers: SamplerSettings | None = None,
-) -> Policy:
-    return modality_of(config).build(config, shadows, ema_decay, views, worlds, samplers)
-
-
 def policy_of_run(config: RunConfig, algorithm: Algorithm, worlds: Worlds | None) -> Policy:
     """The policy that trains, with what the run keeps beside its weights and who samples for it."""
     kept, cluster = shadows_of(config, algorithm), config.cluster
     samplers = SamplerSettings(cluster.samplers, cluster.restarts, cluster.samplers_share) if cluster.samplers else None
-    return build_policy(config.policy, kept, algorithm.ema_decay, algorithm.views, worlds, samplers)
+    needs = PolicyNeeds(kept, algorithm.ema_decay, algorithm.views, worlds, samplers)
+    return modality_of(config.policy).build(config.policy, needs)
 
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:

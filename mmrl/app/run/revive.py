@@ -12,9 +12,10 @@ from mmrl.app.config.chosen import without_engine
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import waiting
+from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.beforehand import what_is_missing
-from mmrl.app.run.build import build_policy, evaluator_of, held_out_prompts, with_local_model
+from mmrl.app.run.build import evaluator_of, held_out_prompts, with_local_model
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.reward_runners import load_rewards, reward_runners
@@ -56,7 +57,7 @@ def revive(
         local = replace(local, teachers=())  # it answers, and follows nobody
     torch.manual_seed(config.seed)
     with ranks.main_first(not Path(local.model).expanduser().is_dir()), waiting(f"loading model {config.policy.model}"):
-        policy = build_policy(local, shadows)
+        policy = modality_of(local).build(local, PolicyNeeds(shadows))
     if accelerator is not None:
         policy.prepare(accelerator)
     if run is not None and state is not None:

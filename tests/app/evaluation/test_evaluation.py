@@ -132,7 +132,7 @@ def test_two_processes_write_what_one_writes(boxes: Path, whole: EvaluationDir, 
 def test_a_finished_evaluation_tells_its_numbers_again_without_the_model(
     boxes: Path, whole: EvaluationDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("the model was loaded"))
     monkeypatch.setattr(command, "prepare", lambda *_: pytest.fail("the model was loaded"))
     found = run_evaluation(asked(boxes, whole.path))
     assert found["eval/total"] == json.loads(whole.summary_file.read_text())["metrics"]["eval/total"]

@@ -11,8 +11,8 @@ import torch
 from mmrl.app.config.run import load
 from mmrl.app.export.export import export, without_folders
 from mmrl.app.modality.text import TextModality
-from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.revive import revive
 from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scores
@@ -50,7 +50,7 @@ def run_of(base: Path, tmp_path: Path) -> Callable[[bool], tuple[RunDir, dict[in
     def make(lora: bool) -> tuple[RunDir, dict[int, torch.Tensor]]:
         run = RunDir.create(tmp_path / "run")
         run.config_file.write_text(CONFIG.format(model=base, lora="[policy.lora]\nrank = 4" if lora else ""))
-        policy = build_policy(load(str(run.config_file)).config.policy, frozenset({"ref"}))
+        policy = revive(load(str(run.config_file)).config, None, None, frozenset({"ref"}))
         assert isinstance(policy, TextPolicy)
         generator = torch.Generator().manual_seed(0)
         logits: dict[int, torch.Tensor] = {}

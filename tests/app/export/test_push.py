@@ -15,8 +15,8 @@ from mmrl.app.config.run import load
 from mmrl.app.errors import sentence
 from mmrl.app.export.export import export, export_and_push
 from mmrl.app.export.hub import check_push, push_folder
-from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.revive import revive
 from mmrl.core.ranks import Ranks
 from mmrl.lab.tiny.text.vlms import build as build_tiny
 from mmrl.runtime.net import offline
@@ -75,7 +75,7 @@ def test_the_command_says_what_it_pushes_and_pushes_that(tmp_path: Path) -> None
     base = build_tiny("qwen3_vl", tmp_path / "tiny-qwen")
     run = RunDir.create(tmp_path / "run")
     run.config_file.write_text(CONFIG.format(model=base))
-    policy = build_policy(load(str(run.config_file)).config.policy, frozenset())
+    policy = revive(load(str(run.config_file)).config, None, None)
     Checkpoints(run.checkpoints).save(1, {"index": 1, "policy": policy.state_dict()}, Ranks())
     kept = {name: value for name, value in os.environ.items() if name not in offline.SWITCHES}
     with small_hub() as hub:

@@ -53,7 +53,7 @@ def test_all_prompts_are_looked_at_before_weights_load(fault: str, tmp_path: Pat
     (tmp_path / "mine.py").write_text(MINE.replace("'ab'[i % 2]", column).replace('"teacher"', repr(fault)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(building, "LOOK", 1)
-    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("a model was loaded"))
     teachers = "policy.teachers=[{name = 'a', model = 'tiny:qwen3_vl'}, {name = 'c', model = 'tiny:qwen3_vl'}]"
     words = {"crop": ["algorithm.preset=vision_opd"], "teacher": ["algorithm.preset=opd", teachers]}[fault]
     with pytest.raises(ValueError, match=r"prompt '1' (has '/gone\.png' in the column 'crop'|names the teacher 'b')"):

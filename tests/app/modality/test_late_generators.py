@@ -100,7 +100,7 @@ def test_noise_that_stays_is_refused_of_a_distilled_model(
     for file, facts in (("model_index.json", {"is_distilled": True}), ("transformer/config.json", {"guidance_embeds": False})):
         if family in ("flux2_klein", "flux"):
             (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **facts}))
-    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("the model was loaded"))
     tokens = (FAMILIES | LATE_FAMILIES)[family]
     words = [f"policy.model={folder}", "policy.guidance=1.0", f"policy.max_prompt_tokens={tokens}"]
     with pytest.raises(ValueError, match=r'dynamics is .flow_sde.*distilled to few steps.*preset = "few_step"'):

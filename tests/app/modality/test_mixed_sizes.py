@@ -132,7 +132,7 @@ def test_a_plans_memory_is_that_of_the_largest_prompts(make: Make, tmp_path: Pat
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights may be loaded."""
-    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("weights were loaded"))
     monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("weights were loaded"))
 
 

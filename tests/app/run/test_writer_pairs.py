@@ -60,7 +60,7 @@ def test_a_writer_and_a_painter_in_4_bits_take_a_step(tmp_path, words):
     ],
 )
 def test_what_does_not_go_together_is_refused_before_weights_load(tmp_path, monkeypatch, words, said):
-    monkeypatch.setattr("mmrl.app.run.build.build_policy", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("mmrl.app.run.build.policy_of_run", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(ValueError, match=said):
         train(TrainArguments([*ONE, *words], output=tmp_path / "run"))
 
