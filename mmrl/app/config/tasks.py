@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmrl.algorithms.kinds import KINDS
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.plugins.resolve import listing, locate
-from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
+from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values
 from mmrl.data.layouts.base import QUESTIONS
 from mmrl.data.layouts.files import SPLITS, splits_of
 from mmrl.data.layouts.guess import guess
@@ -82,6 +81,7 @@ OF_CLIPS = ("video_r1", "charades_sta", "activitynet_captions", "clevrer", "next
 """The data sets whose files `--task video` tells apart by their rows."""
 EVERY = 10
 """How often a run is saved and evaluated."""
+HELD_OUT_DATA = ("evaluation", "data")
 HELD_OUT = SPLITS[1:]
 """Names of a file or split beside `train` that nothing trains on."""
 SPLITTING = ("grounding_jsonl", "qa_jsonl", "edits", "prompts")
@@ -105,31 +105,6 @@ EXAMPLES = {
 }
 
 
-@dataclass(frozen=True)
-class TaskWords:
-    """The words of a run without a config, such as `--task grounding --model M --data boxes.jsonl --reward iou`."""
-
-    task: str
-    model: str | None = None
-    data: str | None = None
-    """A file or folder for the task's own data set, or the name of another one."""
-    rewards: Sequence[str] = ()
-    """NAME or NAME=WEIGHT each."""
-    image_root: Path | None = None
-    """The folder in which paths of pictures and clips start; None: that of the file."""
-    held_out: str | None = None
-    """The like of `data`, with prompts that nothing trains on; None: what lies beside it under such a name."""
-
-    def check(self) -> None:
-        """Raise ValueError for an unknown task, or where something that a run needs is missing."""
-        if self.task not in TASKS:
-            raise ValueError(f"--task is {self.task!r}: {did_you_mean(self.task, TASKS)}")
-        scored = TASKS[self.task]["algorithm"]["preset"] not in KINDS
-        for option, given in (("--model", self.model), ("--data", self.data), *([("--reward", self.rewards)] if scored else [])):
-            if not given:
-                raise ValueError(f"--task {self.task} needs {option}, for example {EXAMPLES[self.task]}")
-
-
 def one_line(
     task: str,
     model: str | None,
@@ -139,16 +114,31 @@ def one_line(
     held_out: str | None = None,
     image_root: Path | None = None,
 ) -> Resolved:
-    """The run that a command line describes, before it is fitted to a card; the arguments are those of TaskWords.
+    """The run that a command line such as `--task grounding --model M --data boxes.jsonl --reward iou` describes, not yet fitted.
+
+    Args:
+        data: a file or folder for the task's own data set, or the name of another one.
+        rewards: NAME or NAME=WEIGHT each.
+        held_out: the like of `data`, with prompts that nothing trains on; None: what lies beside it under such a name.
+        image_root: the folder in which paths of pictures and clips start; None: that of the file.
 
     Raises ValueError for an unknown task or something missing, FileNotFoundError where data are neither a file nor a data set.
     """
-    words, by = TaskWords(task, model, data, rewards, image_root, held_out), f"task {task}"
-    words.check()
+    if task not in TASKS:
+        raise ValueError(f"--task is {task!r}: {did_you_mean(task, TASKS)}")
+    scored = TASKS[task]["algorithm"]["preset"] not in KINDS
+    for option, given in (("--model", model), ("--data", data), *([("--reward", rewards)] if scored else [])):
+        if not given:
+            raise ValueError(f"--task {task} needs {option}, for example {EXAMPLES[task]}")
+    by = f"task {task}"
     table = Table.of(deepcopy(TASKS[task]), by)
-    table.set(("policy", "model"), words.model, COMMAND_LINE)
-    put_data(table, words, own_held_out=any(word.startswith("evaluation.data") for word in overrides))
-    table.set(("reward",), [parse_reward(text) for text in words.rewards], COMMAND_LINE)
+    table.set(("policy", "model"), model, COMMAND_LINE)
+    put_source(table, ("data",), str(data), task, image_root)
+    if held_out is not None:
+        put_source(table, HELD_OUT_DATA, held_out, task, image_root, "--held-out")
+    elif rewards and not any(word.startswith("evaluation.data") for word in overrides):
+        put_held_out_beside(table, str(data), task, image_root)
+    table.set(("reward",), [parse_reward(text) for text in rewards], COMMAND_LINE)
     resolved = resolve(table, overrides, task)
     put_templates(table, resolved.config.policy, by)
     # the best checkpoint is known only at steps that are evaluated as well
@@ -167,39 +157,29 @@ def put_templates(table: Table, policy: PolicyConfig, by: str) -> None:
             table.set(("reward", str(i), "template"), asked, by)
 
 
-def put_data(table: Table, words: TaskWords, own_held_out: bool = False) -> None:
-    """Write [data], and [evaluation.data] where held-out prompts are given or lie next to those to train on.
-
-    With `own_held_out` an override names held-out prompts, so none are looked for, nor are they where no reward scores them.
-    """
-    by, data, held_out = f"task {words.task}", str(words.data), ("evaluation", "data")
-    put_source(table, ("data",), words)
-    if words.held_out is not None:
-        put_source(table, held_out, replace(words, data=words.held_out), "--held-out")
-        return
-    if own_held_out or not words.rewards:
-        return
+def put_held_out_beside(table: Table, data: str, task: str, image_root: Path | None) -> None:
+    """Write [evaluation.data] where held-out prompts lie next to those to train on, and then the split that trains."""
     folder = Path(data).expanduser()
     splits = splits_of(folder) if table.values["data"]["use"] in SPLITTING and folder.is_dir() else []
     if TRAIN in splits:
-        table.set(("data", "split"), TRAIN, by)
+        table.set(("data", "split"), TRAIN, f"task {task}")
         split = next((name for name in HELD_OUT if name in splits), None)
         if split is not None:
-            put_source(table, held_out, words)
-            table.set((*held_out, "split"), split, by)
+            put_source(table, HELD_OUT_DATA, data, task, image_root)
+            table.set((*HELD_OUT_DATA, "split"), split, f"task {task}")
     elif (beside := file_beside(folder)) is not None:
-        put_source(table, held_out, replace(words, data=str(beside)))
+        put_source(table, HELD_OUT_DATA, str(beside), task, image_root)
 
 
-def put_source(table: Table, path: tuple[str, ...], words: TaskWords, option: str = "--data") -> None:
+def put_source(table: Table, path: KeyPath, data: str, task: str, image_root: Path | None, option: str = "--data") -> None:
     """Write the data set, its file and its folder of pictures into one of the tables of data."""
-    name, file = data_source(str(words.data), words.task, option)
-    table.set(path, {}, f"task {words.task}")
-    table.set((*path, "use"), name, COMMAND_LINE if file is None else f"task {words.task}")
+    name, file = data_source(data, task, option)
+    table.set(path, {}, f"task {task}")
+    table.set((*path, "use"), name, COMMAND_LINE if file is None else f"task {task}")
     if file is not None:
         table.set((*path, "path"), file, COMMAND_LINE)
-    if file is not None and words.image_root is not None:
-        table.set((*path, root_key(name)), str(words.image_root), COMMAND_LINE)
+    if file is not None and image_root is not None:
+        table.set((*path, root_key(name)), str(image_root), COMMAND_LINE)
 
 
 def file_beside(place: Path) -> Path | None:
