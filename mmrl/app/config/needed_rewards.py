@@ -6,7 +6,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.plugins.resolve import default_name, with_runs
-from mmrl.app.toml.tables import Table
+from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.runtime.near import nearest
 
 
@@ -77,11 +77,19 @@ def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: 
 
 def names_in(use: str, args: Mapping[str, object]) -> Iterator[str]:
     """The names of a reward: its file's, its callable's, and those of the rewards inside it."""
-    yield default_name(use)
-    yield Path(use.partition(":")[0]).stem
-    for value in args.values():
+    for _, inner, _ in with_those_inside(use, args):
+        yield default_name(inner)
+        yield Path(inner.partition(":")[0]).stem
+
+
+def with_those_inside(
+    use: str, args: Mapping[str, object], path: KeyPath = ()
+) -> Iterator[tuple[KeyPath, str, Mapping[str, object]]]:
+    """Path, name and settings of the rewards inside a reward, at any depth, and of itself."""
+    for key, value in args.items():
         for inner, own in rewards_in(value):
-            yield from names_in(inner, own)
+            yield from with_those_inside(inner, own, (*path, key))
+    yield path, use, args
 
 
 def rewards_in(value: object) -> list[tuple[str, Mapping[str, object]]]:

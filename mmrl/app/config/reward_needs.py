@@ -13,7 +13,7 @@ from typing import Any
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.pixels import TakesPixels, try_gradient, with_rewards
 from mmrl.answers.needs import Need
-from mmrl.app.config.needed_rewards import rewards_in
+from mmrl.app.config.needed_rewards import with_those_inside
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins.resolve import load, remedy
 from mmrl.core.types import Prompt
@@ -59,12 +59,13 @@ def parts_of(function: object) -> list[object]:
 
 def reads_boxes(use: str, args: Mapping[str, object]) -> bool:
     """Does a reward, or one inside it, read boxes in the way that the model writes them (a field `space` that is "auto")?"""
-    if any(reads_boxes(*one) for value in args.values() for one in rewards_in(value)):
-        return True
-    style, plug_in = adapters.split(use)
-    function = None if is_url(use) or style else load(plug_in, "rewards")
-    usual = {f.name: f.default for f in fields(function)} if is_dataclass(function) else {}
-    return args.get("space", usual.get("space")) == "auto"
+    for _, inner, own in with_those_inside(use, args):
+        style, plug_in = adapters.split(inner)
+        function = None if is_url(inner) or style else load(plug_in, "rewards")
+        usual = {f.name: f.default for f in fields(function)} if is_dataclass(function) else {}
+        if own.get("space", usual.get("space")) == "auto":
+            return True
+    return False
 
 
 def refuse_missing_package(name: str, need: Need) -> None:

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import torch
 
-from mmrl.app.config.plug_ins import episodes_at_once, read_environment
-from mmrl.app.config.reward_models import models_of
+from mmrl.app.config.needed_rewards import rewards_in, with_those_inside
+from mmrl.app.config.plug_ins import episodes_at_once, read_environment, reward_of
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.on_cards import without_bfloat16
+from mmrl.app.plugins import foreign_rewards as adapters
+from mmrl.app.plugins import resolve as plugins
+from mmrl.app.plugins.python_objects import PREFIX
+from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.policies.shared.call_log import OF_TEACHERS, DryRun
 from mmrl.policies.shared.meta_models import size_of
@@ -23,6 +27,7 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.sandbox.sandbox import OWN_BYTES, RunsCode
 from mmrl.runtime.tensors import is_matrix
+from mmrl.serving.reward_client import is_url
 from mmrl.serving.scorers.sizes import HoldsModels, ModelSize
 from mmrl.training.optim import OptimizerSettings
 
@@ -239,6 +244,22 @@ def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
         else:
             host[name] = WHOLE * size.weights
     return RewardMemory(stays if on_card else {**stays, **host}, host if on_card else {}, tuple(dict.fromkeys(unknown)))
+
+
+def models_of(use: str, args: Mapping[str, object], path: KeyPath, table: Table) -> tuple[Sequence[ModelSize], list[str]]:
+    """The models that a reward and the rewards inside it hold, and phrases about those that are unknown."""
+    sizes, unknown, shipped = list[ModelSize](), list[str](), plugins.shipped_folder("rewards").resolve()
+    for place, name, own in with_those_inside(use, args, path):
+        if is_url(name):
+            continue
+        style, plug_in = adapters.split(name)
+        function = plugins.load(plug_in, "rewards")
+        if not style and isinstance(function, type) and hasattr(function, "models"):
+            made = reward_of(name, {key: value for key, value in own.items() if not rewards_in(value)}, place, table)()
+            sizes += made.models() if isinstance(made, HoldsModels) else []
+        elif plug_in.startswith(PREFIX) or plugins.locate(plug_in, "rewards")[0].parent != shipped:
+            unknown.append(f"what {name} may load, which does not say so (a method `models`)")
+    return sizes, unknown
 
 
 def sandbox_memory(resolved: Resolved, processes: int) -> dict[str, int]:
