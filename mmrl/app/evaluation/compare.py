@@ -13,9 +13,8 @@ from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.data import EVAL, RunData, column, ends, load, read_rows
 from mmrl.app.report.figures import PairedChange, SampleFigure, figures, paired_changes
-from mmrl.app.report.page import MADE, NUM_PAIRS, Example, Pair, environment
+from mmrl.app.report.page import MADE, NUM_PAIRS, Example, Pair, environment, thumbnail
 from mmrl.app.report.rows import SampleLine, Task, by_task, mean
-from mmrl.app.report.strips import thumbnail
 from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
 from mmrl.app.run.folder import Line, RunDir, also_split
 from mmrl.app.run.trackers import flat, is_reward

@@ -2,14 +2,17 @@
 
 import base64
 import hashlib
+import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from PIL import Image
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.errors import middle_cut
@@ -20,6 +23,7 @@ from mmrl.app.report.data import (
     LEAST_MOVE,
     RunData,
     also_changes,
+    by_prompt,
     change_of,
     changes,
     column,
@@ -27,12 +31,12 @@ from mmrl.app.report.data import (
     kinds,
     load,
     pairs,
+    read_rows,
     regressions,
 )
 from mmrl.app.report.figures import LEAST_PROMPTS, PairedChange
 from mmrl.app.report.rows import SampleLine, Spans, mean
 from mmrl.app.report.step_lines import read_steps, step_lines
-from mmrl.app.report.strips import strips, thumbnail
 from mmrl.app.report.timing import phases, time_band
 from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.folder import SEEN, Line, RunDir
@@ -51,6 +55,12 @@ MADE = ("image", "video", "sound")
 """What a generator made, by its key in a line of a samples file; older files know no sounds."""
 MOST_CLIP_BYTES = 400_000
 """Most bytes of a clip or sound in the page; larger ones stay next to the samples, and the page shows strip or waveform."""
+MOST_PROMPTS = 6
+MOST_STEPS = 8
+SIDE = 320
+"""Pixels of a strip's picture along its longer side; frames of a clip side by side have twice as many."""
+SMALL_BYTES = 12_000
+"""Files up to this size are shown as they are."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +197,25 @@ def inline_assets(file: Path) -> str:
     return f"data:{MEDIA_TYPES.get(file.suffix, 'image/jpeg')};base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
+@lru_cache(maxsize=256)
+def thumbnail(file: Path) -> str:
+    """The address of a small copy of a picture that holds all of it; empty where it is missing, damaged, or a clip."""
+    try:
+        data, suffix = file.read_bytes(), file.suffix
+        if len(data) > SMALL_BYTES:
+            with Image.open(io.BytesIO(data)) as picture:
+                small = picture.convert("RGB")
+            side = SIDE * (2 if small.width > 2 * small.height else 1)
+            small.thumbnail((side, side), Image.Resampling.LANCZOS)
+            buffer = io.BytesIO()
+            small.save(buffer, "JPEG", quality=85)
+            data, suffix = buffer.getvalue(), ".jpg"
+    except OSError:
+        return ""
+    kind = {".png": "image/png", ".jpg": "image/jpeg"}.get(suffix)
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}" if kind else ""
+
+
 class Example:
     """One sample as a page shows it; `address` says where a page finds a file of media."""
 
@@ -240,6 +269,20 @@ class Pair:
         if not math.isfinite(self.change) or abs(self.change) <= LEAST_MOVE:
             return "same"
         return "better" if self.change > 0 else "worse"
+
+
+def strips(data: RunData, split: str) -> Iterator[list[SampleLine]]:
+    """The first sample of each of the first prompts of a split, at its first step, its last, and some between."""
+    steps = evenly(data.run.sample_steps(split), MOST_STEPS)
+    evaluations = [by_prompt(read_rows(data.run, split, [step], data.box_space)) for step in steps]
+    for prompt in list(evaluations[0])[:MOST_PROMPTS] if evaluations else ():
+        yield [rows[prompt][0] for rows in evaluations if prompt in rows]
+
+
+def evenly(steps: Sequence[int], most: int) -> list[int]:
+    """At most this many of the steps, first and last among them."""
+    last, count = len(steps) - 1, min(most, len(steps))
+    return [steps[round(i * last / (count - 1))] if count > 1 else steps[i] for i in range(count)]
 
 
 def strips_of(data: RunData) -> dict[str, list["Strip"]]:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from mmrl.app.report.page import write_report
-from mmrl.app.report.strips import MOST_PROMPTS, MOST_STEPS, evenly, thumbnail
+from mmrl.app.report.page import MOST_PROMPTS, MOST_STEPS, evenly, thumbnail, write_report
 from mmrl.app.run.folder import RunDir
 from tests.support.runs import write_run
 

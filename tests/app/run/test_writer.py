@@ -14,8 +14,7 @@ from mmrl.app.commands.alternate import alternate, read_duet
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.config import run as configs
 from mmrl.app.evaluation.compare import compare, write_comparison
-from mmrl.app.report.page import Pair, Picture
-from mmrl.app.report.strips import thumbnail
+from mmrl.app.report.page import Pair, Picture, thumbnail
 from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.serving.scorers import painting
 from tests.support.each import for_each
