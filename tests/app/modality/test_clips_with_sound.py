@@ -12,7 +12,7 @@ from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.export.export import export
-from mmrl.app.one_prompt.draw import draw
+from mmrl.app.one_prompt import draw
 from mmrl.app.run.build import build
 from mmrl.lab.tiny.flow.pipelines import build as build_tiny
 from mmrl.policies.flow.dry_run import FlowDryRun

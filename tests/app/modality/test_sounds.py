@@ -8,7 +8,7 @@ import pytest
 
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.export.export import export
-from mmrl.app.one_prompt.draw import draw
+from mmrl.app.one_prompt import draw
 from mmrl.lab.tiny.flow.pipelines import build as build_tiny
 
 ROWS = [{"prompt": "a hum", "band": [0, 3], "span": [0.25, 0.75]}, {"prompt": "a bell", "band": [3, 8], "span": [0, 0.5]}]

@@ -9,11 +9,10 @@ import torch
 from PIL import Image
 
 from mmrl.answers.boxes.box import Box
+from mmrl.app import one_prompt
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
-from mmrl.app.one_prompt import ask as asking
-from mmrl.app.one_prompt.ask import ask
-from mmrl.app.one_prompt.draw import draw
+from mmrl.app.one_prompt import ask, draw
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import AnswerSample
 from mmrl.app.run.sample_files import digest
@@ -113,27 +112,25 @@ def test_a_question_is_answered_as_the_run_answered_it(text: RunDir):
 def test_boxes_of_an_answer_are_drawn_into_the_picture(text: RunDir, monkeypatch: pytest.MonkeyPatch):
     said = 'a "cup"\n[{"bbox_2d": [250, 500, 5000, 1000], "label": "cup"}]'
     sample = Sample(text=said, media_sizes=(MediaSize(64, 48, 64, 48),))
-    monkeypatch.setattr(asking, "answer", lambda *_: AnswerSample(sample, 2, 0, "norm1000"))
+    monkeypatch.setattr(one_prompt, "answer", lambda *_: AnswerSample(sample, 2, 0, "norm1000"))
     found = ask(text.path, ["room.png", "Where is the cup?"])
     assert found["boxes"] == [[16.0, 24.0, 320.0, 48.0, "cup"]]
     assert Path(str(found["file"])).parent == text.path / "tries"
     with Image.open(str(found["file"])) as picture:
         assert picture.getpixel((16, 30)) == (255, 106, 19) and picture.getpixel((5, 5)) == (255, 255, 255)
-    asking.draw_boxes(asking.Prompt("p", "", ("room.png",)), [Box(-900, -900, 1e6, 20)], Path("far.png"))
-    monkeypatch.setattr(asking, "answer", lambda *_: AnswerSample(sample, 2, 0, None))
+    one_prompt.draw_boxes(one_prompt.Prompt("p", "", ("room.png",)), [Box(-900, -900, 1e6, 20)], Path("far.png"))
+    monkeypatch.setattr(one_prompt, "answer", lambda *_: AnswerSample(sample, 2, 0, None))
     assert ask(text.path, ["room.png", "Where is the cup?"])["boxes"] == []
 
 
 def test_a_clip_is_written_as_mp4_or_as_a_strip(flow: RunDir, monkeypatch: pytest.MonkeyPatch):
     import numpy as np
 
-    from mmrl.app.one_prompt import draw as drawing
-
     def give(shape: tuple[int, ...]) -> None:
         answer = AnswerSample(Sample(video=np.zeros(shape, np.uint8), fps=4.0), 2, 5, None)
-        monkeypatch.setattr(drawing, "answer", lambda *_: answer)
+        monkeypatch.setattr(one_prompt, "answer", lambda *_: answer)
 
-    monkeypatch.setattr(drawing, "config_of", lambda *_: configs.load("tiny/t2v").config)
+    monkeypatch.setattr(one_prompt, "config_of", lambda *_: configs.load("tiny/t2v").config)
     give((5, 16, 16, 3))
     found = draw(flow.path, "it moves")
     frames, rate = read_mp4(Path(str(found["file"])))
