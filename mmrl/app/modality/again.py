@@ -1,16 +1,18 @@
 """The part of a model card that lets others answer held-out prompts again without mmrl: how far it agrees, and the code."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mmrl.app.modality.base import EvaluationTable, ExportKind
 from mmrl.app.modality.templates import answers_with, call_of, dtype_to_load, pipeline_call
 from mmrl.flow.plan import RolloutPlan
-from mmrl.policies.codes.policy import CodePolicy
-from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.policies.text.families import Family
-from mmrl.policies.text.families.base import parameters_of
-from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.families.base import Family, parameters_of
 from mmrl.training.evaluate import SEED_STEP
+
+if TYPE_CHECKING:
+    from mmrl.policies.codes.policy import CodePolicy
+    from mmrl.policies.flow.policy import FlowPolicy
+    from mmrl.policies.text.policy import TextPolicy
 
 FACTS = "prompt_template.json"
 MERGED: Mapping[ExportKind, str] = {
@@ -21,7 +23,7 @@ MERGED: Mapping[ExportKind, str] = {
 READ_FACTS = f'template = json.load(open("THIS_FOLDER/{FACTS}", encoding="utf-8"))'
 
 
-def write_again(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKind) -> list[str]:
+def write_again(policy: "TextPolicy", evaluation: EvaluationTable, kind: ExportKind) -> list[str]:
     """Transformers code that writes the answer to a held-out question, greedily as an evaluation does."""
     reasons = [
         *(["the run computed in bfloat16"] if policy.config.dtype != "float32" else []),
@@ -48,7 +50,7 @@ def write_again(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKin
     ]
 
 
-def writing_code(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKind) -> Iterator[str]:
+def writing_code(policy: "TextPolicy", evaluation: EvaluationTable, kind: ExportKind) -> Iterator[str]:
     """Load, write the chat, generate."""
     model, other = auto_classes(policy.family)
     seeing, reader = other == "Processor", other.lower()
@@ -81,7 +83,7 @@ def auto_classes(family: Family) -> tuple[str, str]:
     return ("MultimodalLM", "Processor") if family.sees else ("CausalLM", "Tokenizer")
 
 
-def turns(policy: TextPolicy) -> Iterator[str]:
+def turns(policy: "TextPolicy") -> Iterator[str]:
     """The messages of a chat, as Python."""
     seeing = bool(policy.family.sees)
     if policy.config.system_prompt:
@@ -94,14 +96,14 @@ def turns(policy: TextPolicy) -> Iterator[str]:
     yield f'{{"role": "user", "content": {asked}}}'
 
 
-def begins_by_itself(policy: TextPolicy) -> bool:
+def begins_by_itself(policy: "TextPolicy") -> bool:
     """Does the chat template write the token that begins a text?"""
     bos = policy.tokenizer.bos_token
     chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
     return bos is not None and policy.processor.apply_chat_template(chat, tokenize=False).startswith(bos)
 
 
-def draw_codes_again(policy: CodePolicy) -> list[str]:
+def draw_codes_again(policy: "CodePolicy") -> list[str]:
     """Transformers code that draws a picture with the run's guidance."""
     if policy.drawing.plan is not None:
         return [f"A plan is written before a picture, by a call of its own: `{FACTS}` has its words, `mmrl eval` draws it."]
@@ -131,7 +133,7 @@ def draw_codes_again(policy: CodePolicy) -> list[str]:
 
 
 def draw_again(
-    policy: FlowPolicy, evaluation: EvaluationTable, plan: RolloutPlan, loading: Sequence[str], kind: ExportKind
+    policy: "FlowPolicy", evaluation: EvaluationTable, plan: RolloutPlan, loading: Sequence[str], kind: ExportKind
 ) -> list[str]:
     """Diffusers code that draws a held-out picture, from the same noise by the same steps as an evaluation does.
 
@@ -187,7 +189,7 @@ def drawing_code(loading: Sequence[str], base_from: int | None) -> list[str]:
     ]
 
 
-def reasons_to_differ(policy: FlowPolicy, evaluation: EvaluationTable, plan: RolloutPlan, kind: ExportKind) -> Iterator[str]:
+def reasons_to_differ(policy: "FlowPolicy", evaluation: EvaluationTable, plan: RolloutPlan, kind: ExportKind) -> Iterator[str]:
     """The facts that keep a pipeline's pixels from being those of an evaluation."""
     config = policy.config
     if "bfloat16" in (config.dtype, config.vae_dtype):

@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.modality.again import draw_again
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, PolicyNeeds, VariantConfig, refuse_turns
 from mmrl.app.modality.flow_checks import (
     check_objective,
@@ -30,6 +31,7 @@ from mmrl.app.modality.flow_checks import (
 )
 from mmrl.app.modality.merge import merge_lora
 from mmrl.app.modality.teachers import measured_apart
+from mmrl.app.modality.templates import flow_template
 from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
@@ -86,8 +88,7 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         return {"num_steps": EVALUATION_STEPS}
 
     def eval_sampling(self, evaluation: EvaluationTable) -> RolloutPlan:
-        steps = evaluation.num_steps or EVALUATION_STEPS
-        return evaluation_plan(steps, guidance=evaluation.guidance, base_from=evaluation.base_from)
+        return plan_of(evaluation, evaluation)
 
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
         refuse_turns(evaluation)
@@ -214,13 +215,9 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         )
 
     def template(self, policy: "FlowPolicy", evaluation: EvaluationTable) -> dict[str, object]:
-        from mmrl.app.modality.templates import flow_template
-
         return flow_template(policy, evaluation, self.eval_sampling(evaluation))
 
     def again(self, policy: "FlowPolicy", evaluation: EvaluationTable, base: str, kind: ExportKind) -> Sequence[str]:
-        from mmrl.app.modality.again import draw_again
-
         plan = self.eval_sampling(evaluation)
         # Left out, text encoders would come in the dtype of their files.
         loading = self.loading_code(policy, base, kind == "adapter", f"torch_dtype=torch.{policy.config.dtype}")
@@ -290,8 +287,8 @@ def families_by_size(family: "FlowFamily", prompts: Sequence[Prompt]) -> "dict[S
     return {size: family.at(size) for size in sorted(asked)}
 
 
-def plan_of(one: VariantConfig, evaluation: EvaluationTable) -> RolloutPlan:
-    """The steps of one more way to draw the held-out prompts; what it leaves out is as in [evaluation]."""
+def plan_of(one: VariantConfig | EvaluationTable, evaluation: EvaluationTable) -> RolloutPlan:
+    """The steps of a way to draw the held-out prompts; what it leaves out is as in [evaluation]."""
     guidance = evaluation.guidance if one.guidance is None else one.guidance
     base_from = evaluation.base_from if one.base_from is None else one.base_from
     steps = one.num_steps or evaluation.num_steps or EVALUATION_STEPS

@@ -35,9 +35,8 @@ def on_original(policy: TextPolicyConfig | FlowPolicyConfig | CodePolicyConfig) 
             f"the adapter was trained beside the weights that {policy.model!r} stores, so there are no others to merge it onto: "
             "leave --onto out"
         )
-    if isinstance(policy, TextPolicyConfig):
-        return replace(policy, weights="float", quantized=type(policy.quantized)())
-    return replace(policy, weights="float", quantized=type(policy.quantized)())
+    usual: Any = type(policy.quantized)()
+    return replace(policy, weights="float", quantized=usual)
 
 
 def is_stored_in_codes(policy: TextPolicyConfig | FlowPolicyConfig) -> bool:
@@ -149,16 +148,9 @@ def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None
     """
     from peft import LoraConfig, get_peft_model
     from peft.utils import load_peft_weights
-    from transformers import AutoConfig
 
-    from mmrl.policies.shared.quantized.load import checkpoint_names
-    from mmrl.policies.text.families import model_class
-    from mmrl.policies.text.loading import writing_part
-
-    config = writing_part(AutoConfig.from_pretrained(base))
     with torch.device("meta"):
-        model: Any = model_class(config).from_config(config)
-        names = checkpoint_names(model, stored.files)
+        model, names = named_model(base, stored)
         settings = LoraConfig.from_pretrained(str(folder))
         if type(settings) is not LoraConfig:
             return None
@@ -172,19 +164,26 @@ def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None
 
 def names_to_round(base: str, stored: StoredWeights, parts: Collection[str]) -> Collection[str] | None:
     """The stored weights of the linear layers of `parts` that rest in 4 bits; None where transformers does more than rename."""
+    from mmrl.policies.text.families import family_of
+    from mmrl.policies.text.in_4_bits import layers_to_quantize
+
+    with torch.device("meta"):
+        model, names = named_model(base, stored)
+    found = {names.get(f"{name}.weight") for name in layers_to_quantize(model, family_of(model.config), parts)}
+    return None if None in found else {name for name in found if name is not None}
+
+
+def named_model(base: str, stored: StoredWeights) -> tuple[Any, Mapping[str, str]]:
+    """A model that writes, without weights, and the stored names of its weights by its own."""
     from transformers import AutoConfig
 
     from mmrl.policies.shared.quantized.load import checkpoint_names
-    from mmrl.policies.text.families import family_of, model_class
-    from mmrl.policies.text.in_4_bits import layers_to_quantize
+    from mmrl.policies.text.families import model_class
     from mmrl.policies.text.loading import writing_part
 
     config = writing_part(AutoConfig.from_pretrained(base))
-    with torch.device("meta"):
-        model: Any = model_class(config).from_config(config)
-    names = checkpoint_names(model, stored.files)
-    found = {names.get(f"{name}.weight") for name in layers_to_quantize(model, family_of(config), parts)}
-    return None if None in found else {name for name in found if name is not None}
+    model: Any = model_class(config).from_config(config)
+    return model, checkpoint_names(model, stored.files)
 
 
 def plain_deltas(adapted: nn.Module, saved: Mapping[str, Tensor]) -> Deltas | None:

@@ -5,21 +5,24 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from mmrl.app.modality.base import EvaluationTable
 from mmrl.flow.plan import RolloutPlan
-from mmrl.policies.codes.policy import CodePolicy
 from mmrl.policies.flow.families.base import CallsPipeline, PipelineCall
-from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.templates import QUESTION, template_name
 from mmrl.policies.text.settings import Sampling
+
+if TYPE_CHECKING:
+    from mmrl.policies.codes.policy import CodePolicy
+    from mmrl.policies.flow.policy import FlowPolicy
+    from mmrl.policies.text.policy import TextPolicy
 
 Facts = Mapping[str, object]
 """Values that JSON holds."""
 
 
-def text_template(policy: TextPolicy, evaluation: EvaluationTable) -> dict[str, object]:
+def text_template(policy: "TextPolicy", evaluation: EvaluationTable) -> dict[str, object]:
     """The facts of a model that writes: `prefix + question + suffix` after `system`, and what `generate` is given."""
     config, sampling = policy.config, answers_with(policy, evaluation)
     prefix, suffix = policy.encode.template.split(QUESTION, 1)
@@ -41,17 +44,17 @@ def text_template(policy: TextPolicy, evaluation: EvaluationTable) -> dict[str, 
     }
 
 
-def answers_with(policy: TextPolicy, evaluation: EvaluationTable) -> Sampling:
+def answers_with(policy: "TextPolicy", evaluation: EvaluationTable) -> Sampling:
     """The sampling of held-out answers."""
     return evaluation.sampling or policy.config.sampling
 
 
-def dtype_to_load(policy: TextPolicy) -> str:
+def dtype_to_load(policy: "TextPolicy") -> str:
     """The dtype in which the run held the weights: an adapter's base in half precision, all else in float32."""
     return policy.config.dtype if policy.config.lora is not None else "float32"
 
 
-def generate_arguments(policy: TextPolicy, sampling: Sampling) -> dict[str, object]:
+def generate_arguments(policy: "TextPolicy", sampling: Sampling) -> dict[str, object]:
     """The arguments of transformers' `generate` that make it draw as the policy does.
 
     They also switch off what a model's own generation_config.json may ask for, such as Qwen2.5-VL's penalty on repetitions.
@@ -71,7 +74,7 @@ def generate_arguments(policy: TextPolicy, sampling: Sampling) -> dict[str, obje
     return given | ({"stop_strings": list(sampling.stop)} if sampling.stop else {})
 
 
-def code_template(policy: CodePolicy, evaluation: EvaluationTable) -> dict[str, object]:
+def code_template(policy: "CodePolicy", evaluation: EvaluationTable) -> dict[str, object]:
     """The facts of a model that draws by tokens: its chat template alone is around prompts, and words that ask for a plan."""
     sampling, plan = answers_with(policy, evaluation), policy.drawing.plan
     before, behind = policy.encode.template.split(QUESTION, 1)
@@ -98,7 +101,7 @@ def code_template(policy: CodePolicy, evaluation: EvaluationTable) -> dict[str, 
     }
 
 
-def flow_template(policy: FlowPolicy, evaluation: EvaluationTable, plan: RolloutPlan) -> dict[str, object]:
+def flow_template(policy: "FlowPolicy", evaluation: EvaluationTable, plan: RolloutPlan) -> dict[str, object]:
     """The facts of a model that draws: nothing is put around its prompts; held-out ones are drawn along `plan`."""
     config, family = policy.config, policy.family
     return {
@@ -128,16 +131,16 @@ NOISE = (
 """The random numbers that a held-out picture begins with."""
 
 
-def guidance_of(policy: FlowPolicy, plan: RolloutPlan) -> float:
+def guidance_of(policy: "FlowPolicy", plan: RolloutPlan) -> float:
     return float(policy.net.guidance if plan.guidance is None else plan.guidance)
 
 
-def call_of(policy: FlowPolicy, plan: RolloutPlan) -> PipelineCall | None:
+def call_of(policy: "FlowPolicy", plan: RolloutPlan) -> PipelineCall | None:
     """The family's own part of that call; None where its pipeline cannot express it."""
     return policy.family.pipeline_call(guidance_of(policy, plan)) if isinstance(policy.family, CallsPipeline) else None
 
 
-def pipeline_call(policy: FlowPolicy, plan: RolloutPlan) -> dict[str, object] | None:
+def pipeline_call(policy: "FlowPolicy", plan: RolloutPlan) -> dict[str, object] | None:
     """The arguments with which a pipeline of diffusers draws along a plan of Euler steps, its scheduler shifting nothing.
 
     None where it cannot express it: clips, models that need a picture, other ways to join the passes of guidance, other steps.

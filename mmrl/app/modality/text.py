@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.modality.again import auto_classes, write_again
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, PolicyNeeds
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.app.modality.teachers import likely_asked, with_teachers
+from mmrl.app.modality.templates import text_template
 from mmrl.core.episodes import Limits
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.protocols import View
@@ -149,8 +151,6 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
 
     def snippet(self, policy: "TextPolicy", base: str, adapter: bool) -> Sequence[str]:
         """Transformers loads both alike."""
-        from mmrl.app.modality.again import auto_classes
-
         variant = f', variant="{policy.config.variant}"' if adapter and policy.config.variant else ""
         model, other = auto_classes(policy.family)
         return (
@@ -161,13 +161,9 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
         )
 
     def template(self, policy: "TextPolicy", evaluation: EvaluationTable) -> dict[str, object]:
-        from mmrl.app.modality.templates import text_template
-
         return text_template(policy, evaluation)
 
     def again(self, policy: "TextPolicy", evaluation: EvaluationTable, base: str, kind: ExportKind) -> Sequence[str]:
-        from mmrl.app.modality.again import write_again
-
         return write_again(policy, evaluation, kind)
 
     def merge(self, folder: Path, policy: TextPolicyConfig) -> None:

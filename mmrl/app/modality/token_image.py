@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.modality.again import draw_codes_again
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, PolicyNeeds, refuse_turns
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.app.modality.teachers import follows_teachers, measured_apart, refuse_comparisons
+from mmrl.app.modality.templates import code_template
 from mmrl.app.modality.text import LOADING
 from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
@@ -120,13 +122,9 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
         )
 
     def template(self, policy: "CodePolicy", evaluation: EvaluationTable) -> dict[str, object]:
-        from mmrl.app.modality.templates import code_template
-
         return code_template(policy, evaluation)
 
     def again(self, policy: "CodePolicy", evaluation: EvaluationTable, base: str, kind: ExportKind) -> Sequence[str]:
-        from mmrl.app.modality.again import draw_codes_again
-
         return draw_codes_again(policy)
 
     def merge(self, folder: Path, policy: CodePolicyConfig) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from mmrl.app.modality import merge as merging
 from mmrl.app.modality.merge import merge_adapter, merge_in_memory, merge_lora, merge_pipeline_in_memory
-from mmrl.app.modality.weight_files import cut
 from mmrl.lab.tiny.flow.pipelines import build as build_pipeline
 from mmrl.lab.tiny.text.vlms import build as build_model
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -192,11 +191,6 @@ def test_saving_an_adapter_copies_nothing_of_the_frozen_base(trained: tuple[Path
     }
     assert any(not weight.requires_grad for weight in adapter)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_names_are_cut_in_order_and_a_large_one_stands_alone() -> None:
-    assert cut({"a": 3, "b": 4, "c": 9, "d": 1, "e": 6}, 7) == [["a", "b"], ["c"], ["d", "e"]]
-    assert cut({}, 7) == []
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
