@@ -7,8 +7,8 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from functools import cache, partial
+from typing import Any, get_args, get_origin, get_type_hints
 
 from mmrl.app.config.data import DataConfig, MixedData
 from mmrl.app.config.needed_rewards import rewards_in
@@ -39,7 +39,6 @@ NUM_TOLD = 3
 SEQUENCES, STREAMS, MIXED = "Shuffled", "Streamed", "Mixture"
 """The samplers of configs that name none."""
 Prompts = Sequence[Prompt] | Iterable[Prompt]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,30 +81,8 @@ def read_rewards(
     for i, reward in enumerate(rewards):
         key = repr((reward.use, sorted(reward.args.items(), key=lambda item: item[0])))
         fresh = read_reward(reward, (*path, str(i)), table)
-        found.append(known.setdefault(key, once(safe(fresh, f"{table.at((*path, str(i)))}: {reward.use}"))))
+        found.append(known.setdefault(key, cache(guarded(f"{table.at((*path, str(i)))}: {reward.use}")(fresh))))
     return found
-
-
-def safe(make: Callable[[], T], what: str) -> Callable[[], T]:
-    """The same, with code of a plug-in inside that may do anything; `what` names it in errors."""
-
-    def make_safely() -> T:
-        with guarded(what):
-            return make()
-
-    return make_safely
-
-
-def once(make: Callable[[], PlugIn]) -> Callable[[], PlugIn]:
-    """The same object at every call."""
-    made: list[PlugIn] = []
-
-    def remembered() -> PlugIn:
-        if not made:
-            made.append(make())
-        return made[0]
-
-    return remembered
 
 
 def read_reward(reward: UnweightedReward, path: KeyPath, table: Table) -> Callable[[], PlugIn]:
@@ -202,7 +179,7 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
         hint, at = hints.get(written[key].name, object), (*path, key)
         typed_value(hint, read(hint, value, at, table), at, table)
     args = {written[key].name: value for key, value in data.args.items()}
-    return safe(partial(load, **args), f"{table.at(path)}: {data.use}")
+    return guarded(f"{table.at(path)}: {data.use}")(partial(load, **args))
 
 
 def read_environment(config: EnvironmentConfig, table: Table) -> Callable[[], Environment]:
@@ -230,7 +207,7 @@ def read_environment(config: EnvironmentConfig, table: Table) -> Callable[[], En
             )
         return made
 
-    return safe(make, f"{table.at(path)}: {config.use}")
+    return guarded(f"{table.at(path)}: {config.use}")(make)
 
 
 def episodes_at_once(config: RunConfig, processes: int = 1) -> int:
