@@ -1,7 +1,7 @@
 """`mmrl eval MODEL|RUN --suite NAME`: the config of a published test set, and the numbers that papers report of it."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -129,10 +129,19 @@ def of_points(kinds: Sequence[str], rows: Sequence[SampleLine]) -> Estimate:
     if not count:
         return Estimate(math.nan, math.nan, math.nan, 0, "none")
     middle, unparsed = float(mean_share(sums.sum(0, keepdims=True))[0]), unread(OF_JUDGE, rows)
+
+    def draw(random: np.random.Generator) -> np.ndarray:
+        times = random.multinomial(count, np.full(count, 1 / count), size=NUM_RESAMPLES)
+        return mean_share(np.einsum("rp,pks->rks", times, sums, optimize=True))
+
+    return with_interval(middle, count, unparsed, draw)
+
+
+def with_interval(middle: float, count: int, unparsed: float, draw: Callable[[np.random.Generator], np.ndarray]) -> Estimate:
+    """A figure with the interval of what it is over prompts that are drawn again; none for few prompts."""
     if count < LEAST_PROMPTS:
         return Estimate(middle, math.nan, math.nan, count, "none", unparsed)
-    times = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=NUM_RESAMPLES)
-    low, high = np.quantile(mean_share(np.einsum("rp,pks->rks", times, sums, optimize=True)), [0.025, 0.975])
+    low, high = np.quantile(draw(np.random.default_rng(0)), [0.025, 0.975])
     return Estimate(middle, float(low), float(high), count, "bootstrap", unparsed)
 
 
@@ -160,14 +169,14 @@ def headline(macro: Sequence[str], key: str, rows: Sequence[SampleLine]) -> Esti
         return estimate(prompt_means(key, rows) or [math.nan], unread(key, rows))
     count = sum(len(values) for _, values in weighted)
     middle = sum(weight * float(values.mean()) for weight, values in weighted)
-    if count < LEAST_PROMPTS:
-        return Estimate(middle, math.nan, math.nan, count, "none", unread(key, rows))
-    random, drawn = np.random.default_rng(0), np.zeros(NUM_RESAMPLES)
-    for weight, values in weighted:
-        draws = random.integers(len(values), size=(NUM_RESAMPLES, len(values)))
-        drawn += weight * values[draws].mean(1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(middle, float(low), float(high), count, "bootstrap", unread(key, rows))
+
+    def draw(random: np.random.Generator) -> np.ndarray:
+        drawn = np.zeros(NUM_RESAMPLES)
+        for weight, values in weighted:
+            drawn += weight * values[random.integers(len(values), size=(NUM_RESAMPLES, len(values)))].mean(1)
+        return drawn
+
+    return with_interval(middle, count, unread(key, rows), draw)
 
 
 def leaves(
