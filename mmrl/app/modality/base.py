@@ -98,7 +98,7 @@ class EvaluationTable(EvaluationSettings):
 
 @dataclass(frozen=True)
 class PolicyNeeds:
-    """What a run keeps, shows and asks beside the weights of its policy."""
+    """Everything that a run keeps, shows and asks beside the weights of its policy."""
 
     shadows: frozenset[str]
     ema_decay: Callable[[int], float] | None = None

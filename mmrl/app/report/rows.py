@@ -1,7 +1,7 @@
 """One line of a samples file, and what can be read from it: boxes, spans, their overlap with the truth."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -63,18 +63,17 @@ class SampleLine:
     @cached_property
     def predicted(self) -> list[Box]:
         """Read from the completion, in pixels of the file."""
-        size = self.size
-        if size is None or self.space not in SPACES or not self.truth:
-            return []
-        return [box.to("pixel", size) for box in dict.fromkeys(parse_boxes(self._opened, self.space))]
+        return self._boxes([self._opened]) if self.truth else []
 
     @cached_property
     def looked(self) -> list[Box]:
         """The boxes that earlier turns of an episode write, in pixels of the file."""
+        return self._boxes([turn["text"] for turn in self.line.get("turns", ())][:-1])
+
+    def _boxes(self, texts: Sequence[str]) -> list[Box]:
         size = self.size
         if size is None or self.space not in SPACES:
             return []
-        texts = [turn["text"] for turn in self.line.get("turns", ())][:-1]
         return [box.to("pixel", size) for text in texts for box in dict.fromkeys(parse_boxes(text, self.space))]
 
     @property
