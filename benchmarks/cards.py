@@ -13,10 +13,10 @@ from tempfile import mkdtemp
 from mmrl.app.config.chosen import with_values
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
-from mmrl.app.fit.fit import facts_of, free_sizes
+from mmrl.app.fit.fit import free_sizes
 from mmrl.app.fit.plan import Estimates, prompts_of
 from mmrl.app.fit.sizes import least_sizes
-from mmrl.app.planning.choices import CHOSEN, in_4_bits, usual_choices, with_choices
+from mmrl.app.planning.choices import CHOSEN, ModelFacts, in_4_bits, usual_choices, with_choices
 from mmrl.app.planning.device import target_device
 from mmrl.app.planning.known import with_settings
 from mmrl.app.planning.memory import CONTEXT, GIB, reward_memory, usable
@@ -74,7 +74,7 @@ def peaks(shape: Shape) -> Iterator[tuple[str, int, int]]:
     """Way of keeping weights, bytes of them, and bytes of a run with the smallest sizes beside what CUDA takes."""
     resolved, device = shape.resolve(), target_device("80GB")
     prompts = prompts_of(resolved)
-    facts = facts_of(resolved, prompts)
+    facts = ModelFacts.of(with_settings(resolved.config).policy, prompts)
     chosen = with_choices(resolved, usual_choices(resolved, facts))
     estimates = Estimates(1, prompts, reward_memory(chosen, on_card=True))
     least = free_sizes(chosen, least_sizes(chosen.config, 1))

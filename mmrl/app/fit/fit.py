@@ -17,7 +17,6 @@ from mmrl.app.planning.device import Device
 from mmrl.app.planning.known import with_settings
 from mmrl.app.planning.memory import reward_memory, size_text
 from mmrl.app.run.beforehand import refuse_unknown_space
-from mmrl.core.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     """
     refuse_unknown_space(with_settings(resolved.config))
     prompts = sorted(prompts_of(resolved), key=area_of, reverse=True)
-    facts = facts_of(resolved, prompts)
+    facts = ModelFacts.of(with_settings(resolved.config).policy, prompts)
     usual = usual_choices(resolved, facts)
     chosen = with_choices(resolved, usual)
     card = device.size if device.is_card else None
@@ -73,11 +72,6 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
             break
         wanted = smaller_sizes(wanted, least)
     return Fit(best, [*usual, *size_choices(sizes, planned)], planned, device, facts.weights)
-
-
-def facts_of(resolved: Resolved, prompts: Sequence[Prompt]) -> ModelFacts:
-    """The facts that the model's config and the prompts tell."""
-    return ModelFacts.of(with_settings(resolved.config).policy, prompts)
 
 
 def free_sizes(resolved: Resolved, sizes: Sizes) -> Sizes:

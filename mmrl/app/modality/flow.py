@@ -24,7 +24,6 @@ from mmrl.app.modality.flow_checks import (
     refuse_sizes,
     warn_of_clip_ranges,
     warn_of_guidance,
-    warn_of_guided_weights,
     warn_of_half_precision,
     warn_of_idle_network,
     warn_of_stretching,
@@ -123,8 +122,7 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         for size, family in families.items():
             own = [prompt for prompt in prompts if policy.family.size_of(prompt) == size]
             warn_of_stretching(own, family.source_size, policy.config.source_fit)
-        warn_of_guidance(policy.config, policy.family.default_guidance)
-        warn_of_guided_weights(algorithm, policy.config, policy.family.default_guidance)
+        warn_of_guidance(policy.config, policy.family.default_guidance, algorithm)
         super().warn_after_load(policy, algorithm, evaluation, prompts)
         warn_of_half_precision(algorithm, policy.config)
         if algorithm.schedule is not None:

@@ -186,18 +186,15 @@ def warn_of_stretching(prompts: Sequence[Prompt], size: tuple[int, int], fit: st
         )
 
 
-def warn_of_guided_weights(algorithm: Algorithm, policy: FlowPolicyConfig, default: float) -> None:
-    """Say so where a model that was made to be drawn without guidance is held near guided weights."""
-    guided = [reading.guidance for reading in algorithm.all_reads if reading.guidance not in (None, 1)]
+def warn_of_guidance(policy: FlowPolicyConfig, default: float, algorithm: Algorithm | None = None) -> None:
+    """Say so where a model that was made to be drawn without guidance is given some, or is held near guided weights."""
+    reads = () if algorithm is None else algorithm.all_reads
+    guided = [reading.guidance for reading in reads if reading.guidance not in (None, 1)]
     if default == 1 and guided:
         log.warning(
             f"the objective reads weights with guidance {guided[0]:g}, but {policy.model} was made to be drawn without: set the "
             "guidance of its FlowKL to 1"
         )
-
-
-def warn_of_guidance(policy: FlowPolicyConfig, default: float) -> None:
-    """Say so where a model that was made to be drawn without guidance is given some."""
     if default == 1 and policy.guidance is not None and policy.guidance != 1:
         log.warning(
             f"policy.guidance is {policy.guidance:g}, but {policy.model} was made to be drawn without guidance: a second pass "

@@ -1,6 +1,7 @@
 """Weights in .safetensors files: found by name, read one at a time, written anew in files of bounded size."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -53,16 +54,16 @@ class StoredWeights:
         for path in dict.fromkeys(self.files.values()):
             with safe_open(path, framework="pt") as file:
                 own = [name for name in file.keys() if self.files.get(name) == path and not is_part(name)]  # noqa: SIM118 - safe_open is no mapping
-                # an empty slice has the weight's type and reads nothing
-                parts = {name: file.get_slice(name) for name in own}
-                for name, part in parts.items():
+                for name in own:
                     if name + STATE in self.files:
                         (rows, columns), own_dtype = facts_of_weight(name, self._parts(name))
                         found[name] = rows * columns * (dtype or own_dtype).itemsize
                         continue
+                    part = file.get_slice(name)
                     shape = part.get_shape()
+                    # an empty slice has the weight's type and reads nothing
                     width = (dtype or (part[:0] if shape else file.get_tensor(name)).dtype).itemsize
-                    found[name] = width * int(torch.tensor(shape).prod()) if shape else width
+                    found[name] = width * math.prod(shape)
         return found
 
 
