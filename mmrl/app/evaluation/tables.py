@@ -124,14 +124,10 @@ def number_table(title: str, found: Sequence[TableNumber]) -> Table:
     """Figures below each other; the kind of prompt is in front of its first one."""
     with_kinds, rows, last = any(one.kind for one in found), list[list[str]](), None
     for one in found:
-        kind = [one.kind if one.kind != last else ""] if with_kinds else []
-        rows.append([*kind, one.figure, *estimate_words(one.estimate)])
+        kind, own = [one.kind if one.kind != last else ""] if with_kinds else [], one.estimate
+        interval = f"{number(own.low)} to {number(own.high)}" if own.has_interval else f"none: {own.why_none}"
+        unread = percent(own.unread) if math.isfinite(own.unread) else ""
+        rows.append([*kind, one.figure, str(own.num_prompts), number(own.mean), interval, unread])
         last = one.kind
     texts = {"kind": 22, "figure": 24} if with_kinds else {"figure": 34}
     return table(texts, ("prompts", "mean", "95 % interval", "unparsed"), rows, escape(title))
-
-
-def estimate_words(one: Estimate) -> tuple[str, str, str, str]:
-    """Prompts, mean, interval (or why there is none) and share of unread answers, for people."""
-    interval = f"{number(one.low)} to {number(one.high)}" if one.has_interval else f"none: {one.why_none}"
-    return str(one.num_prompts), number(one.mean), interval, percent(one.unread) if math.isfinite(one.unread) else ""

@@ -9,7 +9,7 @@ and where there is something to say `bugs` (of the official code, and where mmrl
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -119,20 +119,18 @@ def status_of(missing: str) -> str:
 @cache
 def cards() -> dict[str, MethodCard]:
     """Every algorithm's card by its name, in the order of `mmrl ls algorithms`; `faults` says what they lack."""
-    written, found = tables(), evidence()
-    return {name: card(name, text, written.get(name, {}), found.get(name, ())) for name, (text, _) in documents().items()}
+    written, found, made = tables(), evidence(), dict[str, MethodCard]()
+    for name, (document, _) in documents().items():
+        own = {key: written.get(name, {}).get(key, "") for key in ("idea", "source", "when", "avoid", "bugs")}
+        facts = {"paper": paper(document), "missing": missing_part(document)}
+        made[name] = MethodCard(name, document.strip().splitlines()[0], **own, **facts, evidence=found.get(name, ()))
+    return made
 
 
 def tables() -> dict[str, dict[str, str]]:
     """The files' tables by preset; a file of cards stands for the presets of the same name, if these are there."""
     files = [file for file in sorted(FOLDER.glob("*.toml")) if (FOLDER.parent / f"{file.stem}.py").is_file()]
     return {name: table for file in files for name, table in read(file).items()}
-
-
-def card(name: str, document: str, table: Mapping[str, str], found: tuple[Evidence, ...]) -> MethodCard:
-    own = {key: table.get(key, "") for key in ("idea", "source", "when", "avoid", "bugs")}
-    sentence = document.strip().splitlines()[0]
-    return MethodCard(name, sentence, **own, paper=paper(document), missing=missing_part(document), evidence=found)
 
 
 def faults() -> list[str]:

@@ -109,11 +109,6 @@ class FilmStrip:
     predicted: list[tuple[float, float]]
 
 
-def text_of(file: Path) -> str:
-    """The text of a run's file; empty where a run of an earlier version has none."""
-    return file.read_text(encoding="utf-8") if file.is_file() else ""
-
-
 def write_report(run: Path | str) -> Path:
     """Write report.html into the run's folder and return its path; errors as in `load`."""
     data = load(run)
@@ -126,7 +121,8 @@ def write_report(run: Path | str) -> Path:
         .get_template("report.html.j2")
         .render(
             data=data,
-            prompt=text_of(data.run.prompt_file),
+            # runs of earlier versions have none
+            prompt=data.run.prompt_file.read_text(encoding="utf-8") if data.run.prompt_file.is_file() else "",
             name=data.run.path.resolve().name,
             sentence=description(data.config),
             facts=facts(data),

@@ -164,17 +164,14 @@ def draw(step: RecordedStep) -> Markup:
             )
         )
         if row >= len(shown):
-            body += [bar(x, one, top, LANE - 8, f"band p{place_of(one.name)}") for one in step.beside[name]]
+            # what is no phase has the colour of sampling
+            colours = [(one, LANES.index(one.name) if one.name in LANES else 0) for one in step.beside[name]]
+            body += [bar(x, one, top, LANE - 8, f"band p{colour}") for one, colour in colours]
             continue
         body += [bar(x, one, top, LANE - 8, f"band p{LANES.index(name)}") for one in bars[name]]
         held = [one for one in step.inner if any(phase.holds(one) for phase in bars[name])]
         body += [bar(x, one, top + LANE - 12, 4.0, "inner") for one in held]
     return canvas(body, f"Time line of step {step.number}", height)
-
-
-def place_of(name: str) -> int:
-    """The colour of what a thread did: that of its phase, or of sampling."""
-    return LANES.index(name) if name in LANES else 0
 
 
 def bar(x: Scale, span: StepSpan, top: float, height: float, style: str) -> Markup:
