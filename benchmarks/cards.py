@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
-from mmrl.app.config.chosen import with_values
-from mmrl.app.config.run import Resolved
+from mmrl.app.config.run import Resolved, with_values
 from mmrl.app.config.tasks import one_line
 from mmrl.app.fit.fit import free_sizes
 from mmrl.app.fit.plan import Estimates, prompts_of

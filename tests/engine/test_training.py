@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from mmrl.algorithms.weights.importance import RolloutCorrection
-from mmrl.app.config.chosen import without_engine
-from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.config.run import Resolved, resolve, without_engine
 from mmrl.app.run.build import Job, build
 from mmrl.app.toml.tables import Table
 from mmrl.engine.generator import VllmGenerator

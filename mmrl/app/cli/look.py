@@ -49,7 +49,7 @@ def compare(
     """Compare two runs or evaluations: settings that differ, and numbers on the same prompts with a sign test."""
     from mmrl.app.errors import Terminal
     from mmrl.app.evaluation import compare as comparing
-    from mmrl.app.evaluation.compare_tables import print_comparison
+    from mmrl.app.evaluation.compare import print_comparison
     from mmrl.app.files import json_text
 
     comparison = comparing.compare(first, second)

@@ -378,3 +378,23 @@ def likely_key(path: KeyPath, table: Table) -> str | None:
     types = hints_of(RunConfig) | {"policy": POLICIES.get(kind, TextPolicyConfig)}
     keys = [key for name, hint in types.items() for key in ((name,), *keys_below(hint, (name,)))]
     return elsewhere(said, [*keys, *(("algorithm", f.name) for f in fields(Algorithm))])
+
+
+def is_free(resolved: Resolved, key: str) -> bool:
+    """Does the command line say nothing of a setting (`policy.lora`), nor of what is in it?"""
+    return COMMAND_LINE not in (resolved.table.origin(tuple(key.split("."))) or "")
+
+
+def with_values(resolved: Resolved, values: Mapping[str, object], origin: str) -> Resolved:
+    """The run with these settings, by dotted key, and who said them."""
+    table = Table(deepcopy(resolved.table.values), dict(resolved.table.origins))
+    for key, value in values.items():
+        table.set(tuple(key.split(".")), value, origin)
+    return resolve(table, (), resolved.name)
+
+
+def without_engine(resolved: Resolved) -> Resolved:
+    """The run with its own network as writer, one step after the other: no server is needed to look at what was trained."""
+    config = resolved.config
+    policy = replace(config.policy, engine=None) if isinstance(config.policy, TextPolicyConfig) else config.policy
+    return replace(resolved, config=replace(config, ahead=0, policy=policy, cluster=replace(config.cluster, samplers=0)))

@@ -7,8 +7,7 @@ that is left, and that plan is counted too before it is taken.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmrl.app.config.chosen import is_free, with_values
-from mmrl.app.config.run import Resolved
+from mmrl.app.config.run import Resolved, is_free, with_values
 from mmrl.app.fit.plan import Estimates, Plan, check_geometry, prompts_of
 from mmrl.app.fit.remedies import refusal
 from mmrl.app.fit.sizes import Sizes, larger_sizes, least_sizes, size_choices, smaller_sizes

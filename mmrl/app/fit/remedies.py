@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from mmrl.app.config.chosen import with_values
-from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.config.run import Resolved, RunConfig, with_values
 from mmrl.app.fit.plan import Estimates, Plan
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.choices import CHOSEN, ModelFacts

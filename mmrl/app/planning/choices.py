@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mmrl.app.config.chosen import is_free, with_values
-from mmrl.app.config.run import Resolved, part_table
+from mmrl.app.config.run import Resolved, is_free, part_table, with_values
 from mmrl.app.modality.flow import sketch_of_model
 from mmrl.app.modality.flow_checks import fitting_clip
 from mmrl.app.modality.registry import PolicyConfig, modality_of

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from mmrl.app.config import run as configs
-from mmrl.app.config.chosen import without_engine
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
-from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.config.run import Resolved, RunConfig, without_engine
 from mmrl.app.errors import waiting
 from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.registry import modality_of

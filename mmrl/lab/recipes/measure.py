@@ -11,9 +11,8 @@ import numpy as np
 
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
-from mmrl.app.config.chosen import without_engine
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
-from mmrl.app.config.run import Resolved
+from mmrl.app.config.run import Resolved, without_engine
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import PolicyConfig, modality_of

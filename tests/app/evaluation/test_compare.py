@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from mmrl.app.config import run as configs
-from mmrl.app.evaluation.compare import compare, run_names, write_comparison
-from mmrl.app.evaluation.compare_tables import print_comparison
+from mmrl.app.evaluation.compare import compare, print_comparison, run_names, write_comparison
 from mmrl.app.report.words import number, signed
 from mmrl.app.run.evaluation_folder import READ, EvaluationDir, Subject
 from mmrl.app.run.folder import RunDir

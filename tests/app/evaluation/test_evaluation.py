@@ -14,8 +14,7 @@ from mmrl.app.commands.options import EvalArguments
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.evaluation import command
-from mmrl.app.evaluation.command import run_evaluation
-from mmrl.app.evaluation.predict import ProgressLine
+from mmrl.app.evaluation.command import ProgressLine, run_evaluation
 from mmrl.app.evaluation.tables import COLUMNS, number_table, numbers
 from mmrl.app.run import build as building
 from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
