@@ -14,7 +14,7 @@ from mmrl.app.evaluation.tables import TableNumber
 from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.data import in_order, kind_of_row
-from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, Estimate, SampleFigure, estimate, unread_by
+from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, Estimate, SampleFigure, estimate, unread_by, value_of
 from mmrl.app.report.rows import SampleLine, by_task, mean
 from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
@@ -214,12 +214,6 @@ def prompt_means(key: str, rows: Sequence[SampleLine]) -> list[float]:
     """A reward, or a part of it, of every prompt that has it; samples of a prompt are averaged."""
     means = [mean(value_of(row, key) for row in own) for own in by_task(rows).values()]
     return [value for value in means if math.isfinite(value)]
-
-
-def value_of(row: SampleLine, key: str) -> float:
-    scores: Mapping[str, float | None] = row.line["scores"]
-    value = scores.get(key) if key in scores else row.parts.get(key)
-    return math.nan if value is None else float(value)
 
 
 def unread(key: str, rows: Sequence[SampleLine]) -> float:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -127,11 +127,9 @@ def figures(rows: Sequence[SampleLine], parts: bool = False) -> list[SampleFigur
         *(SampleFigure(f"R@{least}", "share", lambda row, least=least: recall(row, least)) for least in (0.3, 0.5, 0.7)),
         SampleFigure("Reward", "reward", lambda row: row.total),
         *(
-            SampleFigure(name, "part", lambda row, name=name: score(row, name), unread_by(name))
-            for name in names
-            if len(names) > 1
+            SampleFigure(name, "part", partial(value_of, key=name), unread_by(name))
+            for name in [*(names if len(names) > 1 else ()), *found]
         ),
-        *(SampleFigure(part, "part", lambda row, part=part: row.parts.get(part, math.nan), unread_by(part)) for part in found),
     ]
 
 
@@ -193,8 +191,10 @@ def recall(row: SampleLine, least: float) -> float:
     return float(row.iou >= least) if row.spans else math.nan
 
 
-def score(row: SampleLine, name: str) -> float:
-    value = row.line["scores"].get(name)
+def value_of(row: SampleLine, key: str) -> float:
+    """A reward of a sample, or a part of one; NaN where it has none."""
+    scores: Mapping[str, float | None] = row.line["scores"]
+    value = scores.get(key) if key in scores else row.parts.get(key)
     return math.nan if value is None else float(value)
 
 
