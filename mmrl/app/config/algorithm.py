@@ -18,7 +18,7 @@ from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind, 
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.resolve import guarded
 from mmrl.app.toml.reader import RESERVED, check_keys, check_slip, make, plain, read, read_each, refuse_missing, settings
-from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key
+from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, value_at
 from mmrl.core.hooks import AdvantageHooks, with_hooks
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.runtime.near import did_you_mean
@@ -51,7 +51,7 @@ def assemble(table: Table) -> Assembly:
     values = table.values.get("algorithm", {})
     if not isinstance(values, Mapping):
         raise ValueError(f'{table.at(TOP)} is {values!r}: write [algorithm] with preset = "{values}"')
-    name = kind_for(values.get("preset", DEFAULT_PRESET), policy_kind(table))
+    name = kind_for(values.get("preset", DEFAULT_PRESET), value_at(table.values, "policy", "kind"))
     base = preset(name, table.at((*TOP, "preset")))
     known = ("preset", *(f.name for f in fields(Algorithm)))
     check_keys(values, known, TOP, table)
@@ -81,12 +81,6 @@ def given_in(table: Table) -> Values:
         for key, value in table.values.get("algorithm", {}).items()
         if not (table.origin((*TOP, key)) or "").startswith("default with ")
     }
-
-
-def policy_kind(table: Table) -> object:
-    """The kind that a config's `[policy]` names; None without one."""
-    policy = table.values.get("policy")
-    return policy.get("kind") if isinstance(policy, dict) else None
 
 
 def preset(name: object, where: str = "algorithm.preset") -> Algorithm:

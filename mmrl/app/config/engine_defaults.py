@@ -6,7 +6,7 @@ from dataclasses import fields
 from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.algorithm import DEFAULT_PRESET, presets
 from mmrl.app.toml.reader import RESERVED
-from mmrl.app.toml.tables import Table, Values
+from mmrl.app.toml.tables import Table, Values, value_at
 from mmrl.core.readings import OLD_LOGPROBS
 
 ORIGIN, FAST = "default with policy.engine", 'default with policy.quantized.kernels = "fast"'
@@ -56,15 +56,11 @@ def refuse_swap(table: Table) -> None:
 
 def origin_of(values: Mapping[str, object]) -> str | None:
     """The setting of a config by which sampler and reader differ; None: there is none."""
-    policy, cluster = values.get("policy"), values.get("cluster")
-    if not isinstance(policy, Mapping):
-        return None
-    if values.get("ahead") and isinstance(cluster, Mapping) and cluster.get("samplers"):
+    if isinstance(values.get("policy"), Mapping) and values.get("ahead") and value_at(values, "cluster", "samplers"):
         return AHEAD
-    quantized = policy.get("quantized")
-    if isinstance(policy.get("engine"), Mapping):
+    if isinstance(value_at(values, "policy", "engine"), Mapping):
         return ORIGIN
-    return FAST if isinstance(quantized, Mapping) and quantized.get("kernels") == "fast" else None
+    return FAST if value_at(values, "policy", "quantized", "kernels") == "fast" else None
 
 
 def as_entry(part: object) -> Values:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.plugins.resolve import default_name, with_runs
-from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.app.toml.tables import KeyPath, Table, value_at
 from mmrl.runtime.near import nearest
 
 
@@ -27,12 +27,7 @@ def read_runs_as_rewards(table: Table) -> None:
     stages: object = table.values.get("stage")
     of_stages = [("stage", str(i), "reward") for i in range(len(stages) if isinstance(stages, list) else 0)]
     for path in (("reward",), ("evaluation", "reward"), *of_stages):
-        holder: object = table.values
-        for key in path:
-            if isinstance(holder, list) and key.isdigit():
-                holder = cast(list[object], holder)[int(key)]
-            else:
-                holder = cast(Mapping[str, object], holder).get(key) if isinstance(holder, Mapping) else None
+        holder: object = value_at(table.values, *path)
         changed = with_runs(holder)
         refuse_own_run(table.values.get("output"), changed, table.at(path))
         if changed != holder:
@@ -42,8 +37,7 @@ def read_runs_as_rewards(table: Table) -> None:
 def refuse_own_run(output: object, rewards: object, place: str) -> None:
     """Raise ValueError for a reward that is the run which it would train."""
     for use, args in rewards_in(rewards):
-        server = args.get("server")
-        asked = use, args.get("run"), server.get("run") if isinstance(server, Mapping) else None
+        asked = use, args.get("run"), value_at(args, "server", "run")
         runs = {Path(run).resolve() for run in asked if isinstance(run, str)}
         if isinstance(output, str) and Path(output).resolve() in runs:
             raise ValueError(

@@ -26,7 +26,7 @@ from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.plugins.resolve import load as load_plug_in
 from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, keys_below, make
-from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
+from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves, value_at
 from mmrl.core.episodes import Limits
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -210,14 +210,8 @@ def algorithm_origin(path: KeyPath, preset: str, table: Table) -> str:
     for depth in range(len(path) - 1, 1, -1):
         named = [word for word in ("kind", "use") if (*path[:depth], word) in table.origins]
         if named:
-            return f"default of {value_at(table.values, (*path[:depth], named[0]))}"
+            return f"default of {value_at(table.values, *path[:depth], named[0])}"
     return f"preset {preset}"
-
-
-def value_at(values: Any, path: KeyPath) -> Any:
-    for key in path:
-        values = values[int(key)] if isinstance(values, list) else values[key]
-    return values
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
@@ -373,8 +367,7 @@ def save(config: RunConfig, file: Path) -> None:
 def likely_key(path: KeyPath, table: Table) -> str | None:
     """The key, with dots, that an unknown path of a run's table may mean; None without one: `optimizer.lr` for `lr`."""
     said = next((found for found in table.origins if found[: len(path)] == path), path)
-    policy = table.values.get("policy")
-    kind = str(policy.get("kind", "text")) if isinstance(policy, Mapping) else "text"
+    kind = str(value_at(table.values, "policy", "kind"))
     types = hints_of(RunConfig) | {"policy": POLICIES.get(kind, TextPolicyConfig)}
     keys = [key for name, hint in types.items() for key in ((name,), *keys_below(hint, (name,)))]
     return elsewhere(said, [*keys, *(("algorithm", f.name) for f in fields(Algorithm))])

@@ -7,14 +7,14 @@ from typing import Any
 
 from mmrl.algorithms.kinds import KINDS, kind_for
 from mmrl.algorithms.miners import MINERS, Difficulty, Miner
-from mmrl.app.config.algorithm import given_in, policy_kind
+from mmrl.app.config.algorithm import given_in
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.teachers import follows_teachers
 from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.reader import UnknownKeyError, check_slip, make
-from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves
+from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves, value_at
 from mmrl.runtime.near import did_you_mean, nearest
 from mmrl.training.settings import TRAINS, StageKind, StageSettings, TrainSettings, Until, in_turn
 
@@ -298,7 +298,7 @@ def table_of(table: Table, i: int) -> tuple[Table, Values]:
         where = table.at(("stage", str(i), unknown[0]))
         if unknown[0] in kinds:
             raise ValueError(f"{where} is the same for all stages of a chain: write it in the run's own table")
-        own += ["preset"] if kind == "rl" else places(kind, policy_kind(table))
+        own += ["preset"] if kind == "rl" else places(kind, value_at(table.values, "policy", "kind"))
         known = did_you_mean(unknown[0], [*own, *MAY_DIFFER])
         raise ValueError(f"{where} is unknown in a stage of the kind {kind!r}: {known}")
     for key, value in says.items():
@@ -327,7 +327,7 @@ def algorithm_of(table: Table, i: int, says: Values) -> Values:
         base = given_in(table)
         refuse_idle_preset(base, changes, table.at(("stage", str(i))))
     found = lay_over(base, changes, of_parts=True)
-    for name, path in places(kind, policy_kind(table)).items():
+    for name, path in places(kind, value_at(table.values, "policy", "kind")).items():
         if name in says:
             put(found, path, says.pop(name))
     return found

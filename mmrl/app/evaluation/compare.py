@@ -24,7 +24,7 @@ from mmrl.app.report.words import number, percent, signed
 from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
 from mmrl.app.run.folder import Line, RunDir, also_split
 from mmrl.app.run.trackers import flat, is_reward
-from mmrl.app.toml.tables import Values
+from mmrl.app.toml.tables import Values, value_at
 from mmrl.data.suites.suite import Suite
 
 Curve = tuple[list[float], list[float]]
@@ -52,8 +52,7 @@ class Side:
 
         A path in the files of somebody's evaluation is not run.
         """
-        data = self.config.get("data", {})
-        name = str(data.get("suite", "")) if self.run is None and isinstance(data, Mapping) else ""
+        name = value_at(self.config, "data", "suite") if self.run is None else None
         return find_suite(name) if name in [listed.name for listed in listing(SUITES)] else None
 
 

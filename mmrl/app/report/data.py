@@ -13,7 +13,7 @@ from mmrl.app.report.figures import PairedChange, paired_changes
 from mmrl.app.report.rows import SampleLine
 from mmrl.app.report.timing import beside_sentence, phases
 from mmrl.app.run.folder import Line, RunDir, also_split, lines_of_changes, read_lines
-from mmrl.app.toml.tables import Values
+from mmrl.app.toml.tables import Values, value_at
 from mmrl.training.settings import StageSettings, in_turn
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 
@@ -55,8 +55,7 @@ class RunData:
     @property
     def draws(self) -> bool:
         """True for a model that draws pictures; its metrics have other words than those of completions."""
-        policy = self.config.get("policy", {})
-        kind = policy.get("kind") if isinstance(policy, Mapping) else None
+        kind = value_at(self.config, "policy", "kind")
         return kind == "flow" or (kind is None and any(row.line.get("image") for row in (*self.before, *self.first_train)))
 
     @property
@@ -81,7 +80,7 @@ def load(path: Path | str) -> RunData:
     if metrics.torn:
         notices.append("The last line of metrics.jsonl was torn (the run was killed while writing) and is left out.")
     config, config_text = read_config(run, notices)
-    space = box_space(config)
+    space = value_at(config, "policy", "box_space")
     (first_train, last_train), (before, after) = (ends(run, split, space) for split in (TRAIN, EVAL))
     data = RunData(
         run,
@@ -149,11 +148,6 @@ def read_config(run: RunDir, notices: list[str]) -> tuple[Values, str]:
         raise ValueError(
             f"{run.config_file} is not TOML ({error}): restore it, or delete it to get a report without settings"
         ) from None
-
-
-def box_space(config: Mapping[str, object]) -> str | None:
-    policy = config.get("policy", {})
-    return policy.get("box_space") if isinstance(policy, Mapping) else None
 
 
 def is_evaluation(line: Line) -> bool:
@@ -233,9 +227,8 @@ def kinds(data: RunData) -> list[tuple[str, dict[str, list[PairedChange]]]]:
 
     A column that all prompts have the same value of tells no kinds apart.
     """
-    settings = data.config.get("evaluation", {})
-    named = settings.get("by", []) if isinstance(settings, Mapping) else []
-    columns = [*(str(name) for name in named), *([BOX_SIZE] if any(row.box_size for row in data.before) else [])]
+    named = map(str, value_at(data.config, "evaluation", "by") or [])
+    columns = [*named, *([BOX_SIZE] if any(row.box_size for row in data.before) else [])]
     before, after = by_prompt(data.before), by_prompt(data.after)
     found: list[tuple[str, dict[str, list[PairedChange]]]] = []
     for column in columns:

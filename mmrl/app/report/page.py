@@ -42,6 +42,7 @@ from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.folder import SEEN, Line, RunDir
 from mmrl.app.run.resume import read_choices
 from mmrl.app.run.trackers import duration
+from mmrl.app.toml.tables import value_at
 from mmrl.core.samples import AUDIO, KINDS, VIDEO
 
 ASSETS = Path(__file__).parent / "assets"
@@ -335,8 +336,7 @@ def description(config: Mapping[str, object]) -> str:
     """'grpo, model Qwen/Qwen2.5-VL-3B-Instruct, data geometry3k, rewards math_answer and short'."""
 
     def setting(table: str, *names: str) -> str:
-        found = config.get(table, {})
-        return next((str(found[name]) for name in names if name in found), "") if isinstance(found, Mapping) else ""
+        return next((str(found) for name in names if (found := value_at(config, table, name)) is not None), "")
 
     def names_of(table: str) -> list[str]:
         found = config.get(table, [])

@@ -92,6 +92,16 @@ def leaves(values: object) -> Iterator[tuple[KeyPath, Any]]:
             yield (key, *path), leaf
 
 
+def value_at(values: object, *path: str) -> Any:
+    """The value at a path of tables and lists, or None where there is none: `value_at(config, "policy", "kind")`."""
+    for key in path:
+        if isinstance(values, list):
+            values = values[int(key)] if key.isdigit() and int(key) < len(values) else None
+        else:
+            values = values.get(key) if isinstance(values, Mapping) else None
+    return values
+
+
 def toml_value(text: str) -> object:
     """`0.5`, `true`, `[1, 2]` and `"x"` as TOML reads them; anything else is the string itself."""
     try:

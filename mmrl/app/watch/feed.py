@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.app.report.data import EVAL, TRAIN, RunData, is_evaluation, read_config, warning_counts
-from mmrl.app.report.data import box_space as box_space_of
 from mmrl.app.report.rows import SampleLine, mean
 from mmrl.app.run.folder import REQUESTS, SEEN, Line, RunDir, lines_of_changes
 from mmrl.app.run.launch import is_locked
-from mmrl.app.toml.tables import Values
+from mmrl.app.toml.tables import Values, value_at
 from mmrl.app.watch.tail import MetricTail, Tail, number
 
 RECENT = 50
@@ -103,7 +102,7 @@ class Feed:
         no_rows: list[SampleLine] = []
         return RunData(
             *(self.run, config, text, self._train.lines(), self._evals.lines(), no_rows, no_rows, no_rows, no_rows),
-            *(warning_counts(self._said), {}, box_space_of(config), notices, alarms),
+            *(warning_counts(self._said), {}, value_at(config, "policy", "box_space"), notices, alarms),
         )
 
     def state(self, data: RunData) -> RunProgress:
