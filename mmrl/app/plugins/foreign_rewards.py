@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class TrlReward:
     """The function's name for a column -> ours: `{ solution = "answer" }`. `answer` is the prompt's ground truth."""
 
     def __call__(self, group: Group) -> object:
-        return first_of(self.score_all([group]))
+        return then(self.score_all([group]), itemgetter(0))
 
     def score_all(self, groups: Sequence[Group]) -> object:
         """Raises ValueError for a column the function needs and no prompt has."""
@@ -131,7 +132,7 @@ class FlowGrpoReward:
     settings: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self, group: Group) -> object:
-        return first_of(self.score_all([group]))
+        return then(self.score_all([group]), itemgetter(0))
 
     def score_all(self, groups: Sequence[Group]) -> object:
         """Raises ValueError for samples without pictures, or of different sizes."""
@@ -263,17 +264,13 @@ def by_group(groups: Sequence[Group], flat: Sequence[object]) -> Answers:
     return [list(islice(rest, len(group.samples))) for group in groups]
 
 
-def then(outcome: object, read: Callable[[Any], Answers]) -> object:
+def then(outcome: object, read: Callable[[Any], object]) -> object:
     """`read` of the outcome, or of what it will be."""
     return later(outcome, read) if inspect.isawaitable(outcome) else read(outcome)
 
 
 async def later(outcome: Awaitable[Any], read: Callable[[Any], object]) -> object:
     return read(await outcome)
-
-
-def first_of(answers: Any) -> Any:
-    return later(answers, lambda found: found[0]) if inspect.isawaitable(answers) else answers[0]
 
 
 def picture_at(media: object) -> object:

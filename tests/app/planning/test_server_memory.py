@@ -5,7 +5,7 @@ import pytest
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
-from mmrl.app.fit.remedies import less_server
+from mmrl.app.fit.fit import less_server
 from mmrl.app.planning.choices import ModelFacts, in_4_bits
 from mmrl.app.planning.device import target_device
 from mmrl.app.planning.memory import CONTEXT, GIB, SERVER, SERVER_WRITES, Memory, add_server, without_server
