@@ -135,20 +135,12 @@ class Evaluator:
         metrics["eval/total"] = mean(scores.total().tolist())
         lengths = [float(sample.num_written) for sample in samples if sample.token_ids is not None]
         spread = diversity(groups)
-        return (
-            metrics
-            | of_kinds("eval/source", [group.prompt.source for group in groups for _ in group.samples], scores)
-            | self._by_columns(groups, scores)
-            | ({"eval/completion_length": mean(lengths)} if lengths else {})
-            | ({"eval/diversity": mean(spread)} if spread else {})
-        )
-
-    def _by_columns(self, groups: Sequence[Group], scores: Scores) -> dict[str, float]:
-        metrics: dict[str, float] = {}
+        metrics |= of_kinds("eval/source", [group.prompt.source for group in groups for _ in group.samples], scores)
         for column in self.settings.by:
             kinds = [kind_of(group.prompt, column) for group in groups for _ in group.samples]
             metrics |= of_kinds(f"eval/by/{column}", kinds, scores)
-        return metrics
+        metrics |= {"eval/completion_length": mean(lengths)} if lengths else {}
+        return metrics | ({"eval/diversity": mean(spread)} if spread else {})
 
 
 def request_for(settings: EvaluationSettings, prompt: Prompt, i: int, weights: Weights) -> Request:

@@ -79,7 +79,7 @@ def batch(processor: Any, walks: Sequence[Lesson]) -> dict[str, torch.Tensor]:
 def lazy_walker(folder: Path, seed: int, skill: int, demonstrations: int) -> Path:
     """A model that was taught right steps, and then mostly says the first move; saved to a folder."""
     texts = [*MOVES, load("mazes", "datasets")(size=1)[0].text, "A wall is in the way.", "user\nassistant\n"]
-    model, processor = student.build(texts, SIDE, PIXELS, video_area=SIDE**2, seed=seed)
+    model, processor = student.build(texts, SIDE, PIXELS, seed)
     for lazy, steps, lr in ((False, skill, 3e-3), (True, demonstrations, 2e-3)):
         walks = lessons(np.random.default_rng([seed, SERIES, lazy]), lazy)
         batches = (batch(processor, [next(walks) for _ in range(16)]) for _ in range(steps))

@@ -35,15 +35,10 @@ def read_secret(variable: str) -> str | None:
     return key or None
 
 
-def all_keys() -> list[str]:
-    """All keys that must not be shown, the longest first."""
-    found = _read | {os.environ.get(variable, "").strip() for variable in FOREIGN}
-    return sorted((key for key in found if len(key) >= SHORTEST), key=len, reverse=True)
-
-
 def hide(text: str) -> str:
-    """A text without any of the keys."""
-    for key in all_keys():
+    """A text without any of the keys; the longest goes first, as it may hold another one."""
+    found = _read | {os.environ.get(variable, "").strip() for variable in FOREIGN}
+    for key in sorted((key for key in found if len(key) >= SHORTEST), key=len, reverse=True):
         text = text.replace(key, HIDDEN)
     return text
 

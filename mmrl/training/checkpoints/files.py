@@ -105,7 +105,9 @@ def write(folder: Path, step: int, state: State, scores: Mapping[str, float]) ->
         files[REST] = {name: part for name, part in state.items() if name not in LARGE}
         written = {name: write_part(partial / name, part) for name, part in files.items()}
         digests, sizes = {name: pair[0] for name, pair in written.items()}, {name: pair[1] for name, pair in written.items()}
-        write_text(partial / "manifest.json", json.dumps(asdict(Manifest(step, digests, sizes, scores)), indent=1))
+        manifest = Hashed(partial / "manifest.json")
+        manifest.write(json.dumps(asdict(Manifest(step, digests, sizes, scores)), indent=1).encode())
+        manifest.finish()
         sync(partial)
         put_in_place(partial, folder)
     except BaseException:
@@ -124,13 +126,6 @@ def write_part(path: Path, part: Any) -> tuple[str, int]:
     finally:
         file.stream.close()
     return file.hash.hexdigest(), file.size
-
-
-def write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def put_in_place(partial: Path, folder: Path) -> None:

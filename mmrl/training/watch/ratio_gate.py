@@ -193,7 +193,8 @@ class RatioGate:
         total, count = self.ranks.sum([gap.total, int(gap.compared.sum())])
         average = total / max(1.0, count)
         bounds = self._bounds(self.noise, most)
-        if not bounds.hold(worst, average) and self._may_measure():
+        is_auto = "auto" in (self.settings.ratio_bound, self.settings.mean_ratio_bound)
+        if not bounds.hold(worst, average) and is_auto and self.is_coarse and self.is_exact:
             found = [noise for noise in (self.noise, self._measure(rollouts)) if not math.isnan(noise)]
             self.noise = max(found, default=math.nan)
             bounds = self._bounds(self.noise, most)
@@ -226,9 +227,6 @@ class RatioGate:
             worst if own.ratio_bound == "auto" else own.ratio_bound,
             min(most, mean if own.mean_ratio_bound == "auto" else own.mean_ratio_bound),
         )
-
-    def _may_measure(self) -> bool:
-        return self.is_coarse and self.is_exact and "auto" in (self.settings.ratio_bound, self.settings.mean_ratio_bound)
 
     def _measure(self, rollouts: Rollouts) -> float:
         """How far the policy's equal readings of a handful of rows lie apart, as a mean over actions and ranks."""

@@ -4,14 +4,12 @@ The config tiny/hurried_beeps teaches it by imitation, from spans as hurried peo
 spans cannot teach is left to reinforcement. It hears ten mel frames a second, so that ten seconds are one window and 25 tokens.
 """
 
+from functools import partial
 from pathlib import Path
-
-import torch
 
 from mmrl.data.drawn.sounds.beeps import QUESTION
 from mmrl.lab.tiny.text.omni import MARKS, qwen2_5_omni_thinker
-from mmrl.lab.tiny.text.student import save
-from mmrl.lab.tiny.text.vlms import draw_weights
+from mmrl.lab.tiny.text.vlms import save_random
 from mmrl.lab.tiny.tokenizer import qwen_tokenizer
 
 SECONDS, FRAMES, MELS = 10, 10, 32
@@ -22,10 +20,5 @@ WIDTH, LAYERS = 128, 3
 def build(folder: Path, seed: int = 0) -> Path:
     """Save model and processor, untaught, to `folder` and return it."""
     tokenizer = qwen_tokenizer([QUESTION, "user\nassistant\n", "3 to 7"], named=MARKS)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model, processor = qwen2_5_omni_thinker(WIDTH, MELS, FRAMES, SECONDS, tokenizer, num_hidden_layers=LAYERS)
-        draw_weights(model)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return save((model.eval(), processor), folder)
+    thinker = partial(qwen2_5_omni_thinker, WIDTH, MELS, FRAMES, SECONDS, tokenizer, num_hidden_layers=LAYERS)
+    return save_random(thinker, folder, seed)

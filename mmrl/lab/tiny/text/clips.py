@@ -30,8 +30,7 @@ _PIXELS = 0.13, 0.18
 
 def build(folder: Path, seed: int = 0) -> Path:
     """Save model and processor, untaught, to `folder` and return it."""
-    built = student.build(_texts(STYLE), STYLE.side, _PIXELS, video_area=64 * STYLE.side**2, seed=seed)
-    return student.save(built, folder)
+    return student.save(student.build(_texts(STYLE), STYLE.side, _PIXELS, seed, frames=64), folder)
 
 
 def _texts(style: ClipStyle) -> list[str]:

@@ -20,4 +20,4 @@ ANSWER = '[{"bbox_2d": [125, 125, 625, 625]}]'
 def build(folder: Path, seed: int = 0) -> Path:
     """Save model and processor, untaught, to `folder` and return it."""
     texts = [*map(question, range(10)), "user\nassistant\n", ANSWER]
-    return student.save(student.build(texts, SIDE, _PIXELS, video_area=SIDE**2, seed=seed), folder)
+    return student.save(student.build(texts, SIDE, _PIXELS, seed), folder)

@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import torch
-
 from mmrl.lab.tiny.byte_tokens import Built, Kwargs, byte_tokenizer, hub, ids_of, model_of, token_ids
 from mmrl.lab.tiny.text.llms import chat_template
-from mmrl.lab.tiny.text.vlms import draw_weights
+from mmrl.lab.tiny.text.vlms import save_random
 
 MARKS = {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"}
 FAMILIES = ("janus",)
@@ -23,19 +21,7 @@ def build(family: str, folder: Path, seed: int = 0, side: int = 4, codes: int = 
     """
     if family not in FAMILIES:
         raise ValueError(f"no tiny model of family {family!r} draws by tokens: choose one of {', '.join(FAMILIES)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model, processor = untaught(side, codes, width)
-        draw_weights(model)
-    tokenizer, names = processor.tokenizer, ("bos_token_id", "eos_token_id", "pad_token_id")
-    for name in names:
-        setattr(model.generation_config, name, getattr(tokenizer, name))
-    # Otherwise it is made anew from the model's config, which knows no such token.
-    model.generation_config._from_model_config = False
-    model.generation_config.generation_kwargs = {"boi_token_id": tokenizer.convert_tokens_to_ids(MARKS["boi_token"])}
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
+    return save_random(lambda: untaught(side, codes, width), folder, seed)
 
 
 def untaught(side: int, codes: int, width: int) -> Built:
@@ -63,4 +49,7 @@ def untaught(side: int, codes: int, width: int) -> Built:
         chat_template=chat_template(MARKS["image_token"]),
         num_image_tokens=side**2,
     )
+    # Otherwise it is made anew from the model's config, which knows no such token.
+    model.generation_config._from_model_config = False
+    model.generation_config.generation_kwargs = ids_of(tokenizer, boi_token_id=MARKS["boi_token"])
     return model, processor

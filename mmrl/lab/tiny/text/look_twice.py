@@ -23,4 +23,4 @@ _PIXELS = 0.11, 0.13
 def build(folder: Path, seed: int = 0) -> Path:
     """Save model and processor, untaught, to `folder` and return it."""
     texts = [*_TEXTS, ",".join(map(str, box_of((1, 2))))]
-    return student.save(student.build(texts, SIDE, _PIXELS, video_area=SIDE**2, seed=seed, tags=TAGS), folder)
+    return student.save(student.build(texts, SIDE, _PIXELS, seed, tags=TAGS), folder)

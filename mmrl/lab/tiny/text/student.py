@@ -19,13 +19,13 @@ _WEIGHT_STD, _POSITION_STD = 0.04, 0.5
 
 
 def build(
-    texts: Sequence[str], side: int, pixels: tuple[float, float], video_area: int, seed: int, tags: Sequence[str] = ()
+    texts: Sequence[str], side: int, pixels: tuple[float, float], seed: int, frames: int = 1, tags: Sequence[str] = ()
 ) -> Built:
     """The untrained model, and its processor of square pictures of `side` pixels; `texts` become tokens of whole words.
 
     Args:
         pixels: their mean and deviation. With the usual 0.5 and 0.5 the model does not learn to see in minutes.
-        video_area: the most pixels of all frames of a clip.
+        frames: the most frames of a clip.
         tags: words that are single tokens whatever stands around them.
     """
     tokenizer = qwen_tokenizer(texts)
@@ -33,9 +33,7 @@ def build(
     mean, std = pixels
     patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
     patches |= {"image_mean": [mean] * 3, "image_std": [std] * 3}
-    pictures, clips = (
-        {**patches, "size": {"shortest_edge": side**2, "longest_edge": longest}} for longest in (side**2, video_area)
-    )
+    pictures, clips = ({**patches, "size": {"shortest_edge": side**2, "longest_edge": most * side**2}} for most in (1, frames))
     processor = processor_of("Qwen3VL", tokenizer, pictures, clips, "Qwen2VL", "Qwen3VL", chat_template=CHAT_TEMPLATE)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

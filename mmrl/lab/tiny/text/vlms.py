@@ -41,14 +41,18 @@ def build(family: str, folder: Path, seed: int = 0) -> Path:
     """Save model and processor of one family to `folder` and return it; raises ValueError for an unknown family."""
     if family not in FAMILIES:
         raise ValueError(f"no tiny model of family {family!r}: choose one of {', '.join(FAMILIES)}")
+    return save_random(FAMILIES[family], folder, seed)
+
+
+def save_random(make: Callable[[], Built], folder: Path, seed: int) -> Path:
+    """Save a model with random weights of this seed, and its processor, to a folder and return it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, processor = FAMILIES[family]()
+        model, processor = make()
         draw_weights(model)
     tokenizer = getattr(processor, "tokenizer", processor)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.bos_token_id = tokenizer.bos_token_id
+    for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
+        setattr(model.generation_config, name, getattr(tokenizer, name))
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder

@@ -18,5 +18,4 @@ _PIXELS = 0.85, 0.2
 def build(folder: Path, seed: int = 0) -> Path:
     """Save model and processor, untaught, to `folder` and return it."""
     words = sorted({f" {word}" for known, others in OTHER.items() for word in (known, *others)} | {" on", " the"})
-    built = student.build(["user\nassistant\n", *OPENINGS], SIDE, _PIXELS, video_area=SIDE**2, seed=seed, tags=words)
-    return student.save(built, folder)
+    return student.save(student.build(["user\nassistant\n", *OPENINGS], SIDE, _PIXELS, seed, tags=words), folder)
