@@ -23,9 +23,8 @@ from mmrl import Group, Need, Prompt, Scored
 from mmrl.runtime.ranges import Positive, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.encoders import Encoder, OfEncoder, encoder_of, picture_features
+from mmrl.serving.scorers.encoders import Encoder, OfEncoder, encoder_of, picture_features, pixel_features
 from mmrl.serving.scorers.models import collapse_layers, read_weights
-from mmrl.serving.scorers.pixels import pixel_features
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 MODELS = {"v2": "openai/clip-vit-large-patch14", "v2.5": "google/siglip-so400m-patch14-384"}

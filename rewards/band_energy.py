@@ -18,7 +18,7 @@ import numpy as np
 from mmrl import Need, Prompt, Sample, Scored
 from mmrl.answers.needs import OfSamples
 from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
-from mmrl.serving.sounds import QUIET, loudness, pair_of, sound_of
+from mmrl.serving.media import QUIET, loudness, pair_of, sound_of
 
 SILENCE = -120.0
 """Decibels that stand for no sound at all."""

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from mmrl import Group, Need, Prompt, Scored
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.encoders import Encoder, OfEncoder, cosines, encoder_of
-from mmrl.serving.scorers.pixels import cosines_of_pixels
+from mmrl.serving.scorers.encoders import Encoder, OfEncoder, cosines, cosines_of_pixels, encoder_of
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 CAPTION = "A photo depicts "

@@ -19,9 +19,8 @@ from torch.nn.functional import pad
 from mmrl import Group, Need, Prompt, Scored
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.encoders import OfEncoder, OpenClipEncoder, cosines, open_clip_checkpoint
+from mmrl.serving.scorers.encoders import OfEncoder, OpenClipEncoder, cosines, cosines_of_pixels, open_clip_checkpoint
 from mmrl.serving.scorers.models import read_weights
-from mmrl.serving.scorers.pixels import cosines_of_pixels
 from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
 
 FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}

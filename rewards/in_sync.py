@@ -20,8 +20,7 @@ import numpy as np
 from mmrl import Need, Prompt, Sample, Scored
 from mmrl.answers.needs import OfSamples
 from mmrl.runtime.ranges import Positive, Share
-from mmrl.serving.media import change_of, clip_of
-from mmrl.serving.sounds import FRAME, QUIET, loudness, sound_of
+from mmrl.serving.media import FRAME, QUIET, change_of, clip_of, loudness, sound_of
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from mmrl import Interval, Need, Prompt, Sample, Scored
 from mmrl.answers.needs import OfSamples
 from mmrl.runtime.ranges import PositiveShare
-from mmrl.serving.sounds import FRAME, QUIET, loudness, pair_of, sound_of
+from mmrl.serving.media import FRAME, QUIET, loudness, pair_of, sound_of
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import CountOrNone, NonNegative, check_ranges
 from mmrl.serving.inside import answers_of
 from mmrl.serving.judges.judge import Endpoint
-from mmrl.serving.judges.pairs import ask_pairs, schedule, win_rates
-from mmrl.serving.judges.verdicts import fill_template, template_text
+from mmrl.serving.judges.verdicts import ask_pairs, fill_template, schedule, template_text, win_rates
 from mmrl.serving.media import pictures_of
 
 QUESTION = (

@@ -20,8 +20,7 @@ from mmrl import Group, Need, Prompt, Scored
 from mmrl.runtime.ranges import Number, Positive
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.media import pictures_of
-from mmrl.serving.scorers.encoders import Encoder, OfEncoder, cosines, encoder_of
-from mmrl.serving.scorers.pixels import cosines_of_pixels
+from mmrl.serving.scorers.encoders import Encoder, OfEncoder, cosines, cosines_of_pixels, encoder_of
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 

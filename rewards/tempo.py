@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mmrl import Need, Prompt, Sample, Scored
 from mmrl.answers.needs import OfSamples
 from mmrl.runtime.ranges import Positive, check_ranges
-from mmrl.serving.sounds import FRAME, QUIET, loudness, sound_of
+from mmrl.serving.media import FRAME, QUIET, loudness, sound_of
 
 SLOWEST, FASTEST = 30.0, 240.0
 """Beats a minute."""

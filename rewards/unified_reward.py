@@ -22,8 +22,16 @@ from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import CountOrNone
 from mmrl.serving.files import warn_once
 from mmrl.serving.judges.judge import AsksServer, Question, Reply, ask_for_scores
-from mmrl.serving.judges.pairs import ask_pairs
-from mmrl.serving.judges.verdicts import NUMBER, fill_template, final_text, number, preference, template_text, unreadable
+from mmrl.serving.judges.verdicts import (
+    NUMBER,
+    ask_pairs,
+    fill_template,
+    final_text,
+    number,
+    preference,
+    template_text,
+    unreadable,
+)
 from mmrl.serving.media import pictures_of
 
 AXES = ("alignment", "coherence", "style")

@@ -19,13 +19,12 @@ from mmrl.core.episodes import Limits as EpisodeLimits
 from mmrl.core.episodes import Worlds
 from mmrl.core.ranks import Ranks
 from mmrl.engine.agreement import Probe, limits_of
-from mmrl.engine.broadcast import BroadcastSync
 from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
 from mmrl.engine.facts import Wanted, tokens_of_probe
 from mmrl.engine.fleet import Fleet, Member
 from mmrl.engine.preflight import look_at
 from mmrl.engine.server import EngineServer
-from mmrl.engine.sync import AdapterSync, FileSync, Sync, Update, drop_old
+from mmrl.engine.sync import AdapterSync, BroadcastSync, FileSync, Sync, Update, drop_old
 from mmrl.engine.teachers import AskedTeacher
 from mmrl.engine.wire.answer import EngineMismatchError, Written
 from mmrl.engine.wire.client import EngineClient, EngineDownError

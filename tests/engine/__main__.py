@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from mmrl.engine.install import RECIPES, is_made
-from mmrl.engine.venv import VERSION, engine_folder
+from mmrl.engine.venv import RECIPES, VERSION, engine_folder, is_made
 from tests.engine.servers import ENVIRONMENT, FAMILY
 
 ROOT = Path(__file__).resolve().parents[2]

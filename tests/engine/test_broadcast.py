@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmrl.engine.broadcast import BroadcastSync, kind_for
 from mmrl.engine.facts import Wanted, ask_facts, refuse_other
 from mmrl.engine.generator import text_parts
-from mmrl.engine.sync import FileSync, Update, checkpoint_weights
+from mmrl.engine.sync import BroadcastSync, FileSync, Update, checkpoint_weights, kind_for
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.worker.weight_group import Card, TensorFacts, bundles, read_tensors, tensors_as_json
 from mmrl.policies.shared.lora import LoraSettings

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 
 from mmrl.app.commands import engine as command
 from mmrl.app.commands.cache import listing
-from mmrl.engine import install, venv
-from mmrl.engine.install import RECIPES, Installation, make_venv
-from mmrl.engine.venv import MARKER, VERSION, WORKER, engine_folder, find_venv
+from mmrl.engine import venv
+from mmrl.engine.venv import MARKER, RECIPES, VERSION, WORKER, Installation, engine_folder, find_venv, make_venv
 from mmrl.runtime.cache import note_new
 
 ROOT = Path(__file__).parents[2]
@@ -98,10 +97,10 @@ def only_here(patch: pytest.MonkeyPatch, recipe: Installation) -> None:
 def kill_an_install(recipe: Installation) -> str:
     """Kill one as soon as it has said its first word; what is said of the folder then."""
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom mmrl.engine import install\n"
+        "import sys, time\nfrom pathlib import Path\nfrom mmrl.engine import venv\n"
         "from mmrl.engine.venv import engine_folder\n"
-        f"recipe = install.Installation('cpu', Path({str(recipe.requirements)!r}), ('--no-deps',), 0.001, 0.001, True)\n"
-        "install.make_venv(engine_folder(), recipe, lambda text: print(text, flush=True))\n"
+        f"recipe = venv.Installation('cpu', Path({str(recipe.requirements)!r}), ('--no-deps',), 0.001, 0.001, True)\n"
+        "venv.make_venv(engine_folder(), recipe, lambda text: print(text, flush=True))\n"
     )
     running = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
@@ -163,7 +162,7 @@ def test_status_and_install_where_it_is(made, small: Installation, monkeypatch: 
 
 def test_a_second_install_at_the_same_time_is_refused(made, small: Installation):
     _, whole, _ = made
-    with install.only_one(whole.folder), pytest.raises(ValueError, match=r"another `mmrl engine install` is making .*: wait"):
+    with venv.only_one(whole.folder), pytest.raises(ValueError, match=r"another `mmrl engine install` is making .*: wait"):
         make_venv(whole.folder, small, print)
 
 
@@ -173,11 +172,11 @@ def test_a_package_that_is_nowhere(small: Installation, monkeypatch: pytest.Monk
     with pytest.raises(
         ValueError, match=r"no torch==9\+cpu for Python 3\.\d+ on \w+ where pip looks.*PIP_EXTRA_INDEX_URL; builds"
     ):
-        install.run([*pip, "torch==9+cpu"], "pip cannot install vLLM")
+        venv.run([*pip, "torch==9+cpu"], "pip cannot install vLLM")
     with pytest.raises(
         ValueError, match=r"pip cannot install vLLM: ERROR: Invalid requirement.*: run it again once that is mended"
     ):
-        install.run([*pip, "a b"], "pip cannot install vLLM")
+        venv.run([*pip, "a b"], "pip cannot install vLLM")
 
 
 def test_half_of_one_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -203,7 +202,7 @@ def test_a_folder_of_something_else_stays(tmp_path: Path):
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(install, "disk_free", lambda folder: 10**9)
+    monkeypatch.setattr(venv, "disk_free", lambda folder: 10**9)
     done = run("install", "--yes", "--accelerator", "cpu", "--folder", str(tmp_path / "new"))
     assert "needs 2.6 GB, and the disk of" in str(done.exception) and not (tmp_path / "new").exists()
 

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.core.types import Prompt, Request
-from mmrl.engine.broadcast import BroadcastSync
-from mmrl.engine.sync import Update
+from mmrl.engine.sync import BroadcastSync, Update
 from mmrl.engine.venv import find_venv
 from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError

@@ -20,8 +20,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
 from mmrl.serving.judges.judge import JudgeError, Reply
-from mmrl.serving.judges.pairs import win_rates
-from mmrl.serving.judges.verdicts import preference
+from mmrl.serving.judges.verdicts import preference, win_rates
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import rollouts, scores
 

@@ -17,8 +17,7 @@ from PIL import Image
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Question, Reply, ask
-from mmrl.serving.judges.pairs import schedule, win_rates
-from mmrl.serving.judges.verdicts import fill_template, json_object, number, preference, yes_share
+from mmrl.serving.judges.verdicts import fill_template, json_object, number, preference, schedule, win_rates, yes_share
 from tests.support.each import for_each
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.lab.tiny.byte_tokens import byte_tokenizer
 from mmrl.lab.tiny.scorers import clip, draw_weights
-from mmrl.serving.scorers.encoders import HubEncoder, OpenClipEncoder, encoder_of
-from mmrl.serving.scorers.pixels import prepare
+from mmrl.serving.scorers.encoders import HubEncoder, OpenClipEncoder, encoder_of, prepare
 
 TEXTS = ("a red fox", "two dogs")
 

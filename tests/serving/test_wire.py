@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from mmrl import Box, Group, Observation, Prompt, Sample, Scored, Turn
 from mmrl.core.samples import ClipTime, MediaSize, Status, Video, segments_of
 from mmrl.serving import wire
-from mmrl.serving.sounds import sound_of
+from mmrl.serving.media import sound_of
 
 
 def picture(seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> Image.Image:

@@ -8,23 +8,21 @@ import typer
 from typer import Option
 
 from mmrl.app.commands.cache import size
-from mmrl.engine.install import (
+from mmrl.engine.venv import (
     RECIPES,
+    VERSION,
+    WORKER,
+    Accelerator,
     Installation,
     accelerator_here,
     check_place,
     disk_free,
-    is_made,
-    make_venv,
-    num_packages,
-)
-from mmrl.engine.venv import (
-    VERSION,
-    WORKER,
-    Accelerator,
     engine_folder,
     find_venv,
+    is_made,
+    make_venv,
     num_bytes,
+    num_packages,
     remove_venv,
 )
 

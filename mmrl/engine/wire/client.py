@@ -164,9 +164,6 @@ class EngineClient:
         """Serve the LoRA adapter of a folder under a name that was never used before."""
         self.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, self.timeout_s)
 
-    def unload_adapter(self, name: str) -> None:
-        self.post("/v1/unload_lora_adapter", {"lora_name": name})
-
     def ask_workers(self, method: str, argument: str) -> list[str]:
         """The complaints of the server's workers when mmrl's extension inside them is called; empty: none has one."""
         answer = self.post("/collective_rpc", {"method": method, "args": [argument]}, self.timeout_s)

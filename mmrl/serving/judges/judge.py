@@ -367,10 +367,8 @@ def request(endpoint: ServedModel, path: str, body: Mapping[str, object] | None,
 
 def key_of(endpoint: ServedModel) -> str | None:
     """The endpoint's key; None where it names none."""
-    if not endpoint.api_key_env:
-        return None
-    key = read_secret(endpoint.api_key_env)
-    if key is None:
+    key = read_secret(endpoint.api_key_env) if endpoint.api_key_env else None
+    if endpoint.api_key_env and key is None:
         raise HopelessError(f"environment variable {endpoint.api_key_env} (server.api_key_env) is not set: export the key there")
     return key
 

@@ -13,6 +13,7 @@ from mmrl.runtime.workers import WorkerError, WorkerProcess
 from mmrl.serving.files import import_package
 
 _own = threading.local()
+"""The calling thread's own process."""
 
 
 class MathGrade(NamedTuple):
@@ -44,7 +45,9 @@ def grade_math(answer: str, truth: str, prompt_id: str, limit_s: float = 5.0, mo
     if answer == truth:
         return MathGrade(True)
     try:
-        answered = _worker()(_in_dollars(truth), _in_dollars(answer), timeout_s=limit_s)
+        if not hasattr(_own, "worker"):
+            _own.worker = WorkerProcess(_Grader(), reads_main=False)
+        answered = _own.worker(_in_dollars(truth), _in_dollars(answer), timeout_s=limit_s)
     except (TimeoutError, WorkerError):
         return MathGrade(timeout=True)
     found = cast(tuple[bool, bool] | None, answered)
@@ -78,10 +81,3 @@ def _in_dollars(text: str) -> str:
     """LaTeX in dollars, without which math-verify does not see it."""
     bare = "$" not in text and "\\boxed" not in text and "\\(" not in text and "\\[" not in text
     return f"${text}$" if bare and ("\\" in text or len(text.split()) <= 1) else text
-
-
-def _worker() -> WorkerProcess:
-    """The calling thread's own process."""
-    if not hasattr(_own, "worker"):
-        _own.worker = WorkerProcess(_Grader(), reads_main=False)
-    return _own.worker
