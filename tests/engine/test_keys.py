@@ -12,6 +12,7 @@ import pytest
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.errors import Screen, sentence
 from mmrl.app.report.page import write_report
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.serving import wire
 from tests.attacks.client import overheard
 from tests.support.fake_engines import FakeEngine, engines
@@ -136,3 +137,10 @@ def test_no_key_is_shown_or_written(
     assert found == []
     assert name == "completions that are none" or any("[the key]" in text for text in (shown | files).values())
     assert ended or name == "answers that are right"
+
+
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MMRL_ENGINE_TOKEN", "sk-01 234")
+    with pytest.raises(ValueError, match="MMRL_ENGINE_TOKEN holds no key: character 6 of 9") as caught:
+        EngineConfig()
+    assert "sk-" not in str(caught.value)

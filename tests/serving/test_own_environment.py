@@ -1,7 +1,6 @@
 """A reward whose dependencies clash with the trainer's runs in its own environment: mediapipe 0.10.21 on numpy 1."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from PIL import Image, ImageOps
 import mmrl
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.serving.reward_client import RemoteReward
+from tests.support.ports import free_ports
 
 ROOT = Path(mmrl.__file__).parents[1]
 ENVIRONMENT = ROOT / ".cache" / "mediapipe-env"
@@ -38,9 +38,7 @@ def polygon(points: str) -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteReward]:
     folder = tmp_path_factory.mktemp("serve")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(1)
     reward = Path(__file__).with_name("person_mask.py")
     (folder / "spec.toml").write_text(f'port = {port}\n[[reward]]\nuse = "{reward}"\nname = "people"\n')
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -5,7 +5,6 @@ import math
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.reward_server import Served, ServerLimits
 from mmrl.serving.reward_server import serving as in_thread
+from tests.support.ports import free_ports
 
 
 def group_of(*texts: str, image: Any = None) -> Group:
@@ -129,9 +129,7 @@ def test_wrong_names_are_refused_before_training(base: str):
 
 
 def test_nobody_there_is_said_at_once():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(1)
     with pytest.raises(ValueError, match=r"does not answer .*is it running"):
         RemoteReward(f"http://127.0.0.1:{port}/length").connect(wait_s=0.2)
 
@@ -270,9 +268,7 @@ class Twice:
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(1)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "spec.toml").write_text(SPEC.format(port=port))
     return tmp_path / "spec.toml"

@@ -1,8 +1,7 @@
-"""Servers that drip, never end, lie or repeat keys: every call is over by its deadline, with a sentence that shows no key."""
+"""Servers and engines that drip, never end, lie or repeat keys: calls are over by their deadline, and no sentence shows a key."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -16,10 +15,12 @@ from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question
 from mmrl.serving.judges.verdicts import json_object
 from mmrl.serving.reward_client import RemoteReward
+from tests.attacks import engine
 from tests.attacks.__main__ import carry_out
+from tests.attacks.attack import Attack
 from tests.attacks.client import ATTACKS, COMPLETION, REPLY, WRONG_ADDRESSES
 from tests.serving.test_reward_server import group_of
-from tests.support.rude_servers import answers, in_turn, rude
+from tests.support.rude_servers import RUDE, answers, in_turn, rude
 
 PARTS = {
     "reward server: ": 41,
@@ -30,13 +31,27 @@ PARTS = {
     "a key ": 6,
     "an address with ": len(WRONG_ADDRESSES),
 }
+ENGINE = {
+    "completions: ": len(RUDE) + 8,
+    "the weights' name: ": len(RUDE) + 8,
+    "adapters: ": 13,
+    "workers: ": 13,
+    "facts: ": 13,
+    "a pause: ": 8,
+    "answer": len(engine.LIES) + 1,
+    "teacher": len(engine.LIES_OF_TEACHERS) + 1,
+}
 """Words in the names of attacks, and how many there are at least."""
 
 
-@pytest.mark.parametrize("words", PARTS)
-def test_attacks_on_clients_are_held(words: str, tmp_path: Path):
-    chosen = [attack for attack in ATTACKS if words in attack.name]
-    assert len(chosen) >= PARTS[words]
+@pytest.mark.parametrize(
+    ("attacks", "words", "least"),
+    [*((ATTACKS, *part) for part in PARTS.items()), *((engine.ATTACKS, *part) for part in ENGINE.items())],
+    ids=[*PARTS, *(f"engine, {words}" for words in ENGINE)],
+)
+def test_attacks_on_clients_are_held(attacks: Sequence[Attack], words: str, least: int):
+    chosen = [attack for attack in attacks if words in attack.name]
+    assert len(chosen) >= least
     with ThreadPoolExecutor(len(chosen)) as pool:
         outcomes = list(pool.map(carry_out, chosen))
     assert [(attack.name, told) for attack, (held, told) in zip(chosen, outcomes, strict=True) if not held] == []

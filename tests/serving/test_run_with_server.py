@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import TrainingStoppedError
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +37,7 @@ class Server:
     """`mmrl reward serve` in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_ports(1)
         (folder / "brightness.py").write_text(SLOW_LENGTH)
         self.spec = folder / "spec.toml"
         self.spec.write_text(f'port = {self.port}\n[[reward]]\nuse = "./brightness.py"\n')

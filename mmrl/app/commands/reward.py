@@ -1,7 +1,6 @@
 """`mmrl reward test` and `mmrl reward score`: from the words of a command line to rewards, data, tables and pages."""
 
 import base64
-import io
 import json
 import math
 import tempfile
@@ -13,7 +12,6 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, cast, get_args
 
-from PIL import Image
 from rich.table import Table as Grid
 
 from mmrl.answers.block import Template
@@ -42,7 +40,7 @@ from mmrl.data.sources import first_of_each
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.prompt.templates import tags_of
-from mmrl.runtime.pictures import upright_rgb
+from mmrl.serving.media import data_url
 from mmrl.training.rewards.calls import Transform
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
@@ -310,7 +308,7 @@ def write_gallery(file: Path, name: str, source: str, cards: Sequence[Card]) -> 
     from mmrl.app.report.page import ASSETS, environment
 
     kept = [*cards[: MOST_CARDS // 2], *cards[-MOST_CARDS // 2 :]] if len(cards) > MOST_CARDS else list(cards)
-    shown = [c | {"image": None if c["image"] is None else data_url(c["image"])} for c in kept]
+    shown = [c | {"image": None if c["image"] is None else thumbnail(c["image"])} for c in kept]
     page = (
         environment()
         .get_template("gallery.html.j2")
@@ -326,14 +324,9 @@ def clip_url(sample: Sample) -> str:
         return "" if file is None else f"data:video/mp4;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
-def data_url(image: Image.Image) -> str:
+def thumbnail(image: Image.Image) -> str:
     """A picture inside the page, at most THUMBNAIL pixels wide."""
-    copy = upright_rgb(image, lent=True)
-    copy.thumbnail((THUMBNAIL, THUMBNAIL))
-    buffer = io.BytesIO()
-    copy.save(buffer, "PNG" if max(copy.size) <= 128 else "JPEG")
-    kind = "png" if max(copy.size) <= 128 else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return data_url(image, THUMBNAIL, "png" if max(image.size) <= 128 else "jpeg")
 
 
 def print_findings(found: Findings, num_prompts: int, served: bool) -> None:
