@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, cast, get_args
 
+from PIL import Image
 from rich.table import Table as Grid
 
 from mmrl.answers.block import Template
