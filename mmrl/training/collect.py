@@ -21,8 +21,7 @@ from mmrl.core.samples import Seen
 from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Status
 from mmrl.runtime.tensors import pad_actions
 from mmrl.training.measure import stopwatch
-from mmrl.training.prompt_source import Drawing
-from mmrl.training.prompt_values import PromptValues
+from mmrl.training.prompt_source import Drawing, PromptValues
 from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.rewards.previews import score_previews
 from mmrl.training.rewards.runner import GroupScores, RewardRunner

@@ -13,7 +13,7 @@ from mmrl.core.types import Rollouts
 from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.training.ahead.versions import under
+from mmrl.training.ahead.producer import under
 from tests.support.fake_engines import ask
 from tests.support.launcher import Kind, accelerator_of, leave
 from tests.support.text_policies import logprobs, mixed

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mmrl.core.types import Request, Rollouts
-from mmrl.training.ahead.versions import put
+from mmrl.training.ahead.producer import put
 from tests.support import fakes
 
 ENDS_S = 100.0

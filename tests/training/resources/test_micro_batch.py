@@ -12,8 +12,7 @@ from torch import Tensor
 
 from mmrl.algorithms.presets import PRESETS
 from mmrl.core.ranks import Ranks
-from mmrl.training.resources.micro_batch import BELOW, LEAST, MOST, START, MicroBatches
-from mmrl.training.resources.room import HostRoom, room_of
+from mmrl.training.resources.micro_batch import BELOW, LEAST, MOST, START, HostRoom, MicroBatches, room_of
 from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Records
