@@ -181,9 +181,7 @@ class Ranks:
         parts = self.gather(light)
         longest = max(part.action_mask.shape[1] for part in parts)
         start = sum(len(part) for part in parts[: self.rank])
-        node_ids = None
-        if all(part.node_ids is not None for part in parts):
-            node_ids = torch.cat([pad_actions(part.node_ids, longest) for part in parts if part.node_ids is not None])
+        nodes = [pad_actions(part.node_ids, longest) for part in parts if part.node_ids is not None]
         noted = [reading for reading in light.recorded if all(reading in part.recorded for part in parts)]
         everyone = Rollouts(
             groups=tuple(group for part in parts for group in part.groups),
@@ -192,7 +190,7 @@ class Ranks:
             action_mask=torch.cat([pad_actions(part.action_mask, longest) for part in parts]),
             trace=NoTrace(),
             recorded={reading: torch.cat([pad_actions(part.recorded[reading], longest) for part in parts]) for reading in noted},
-            node_ids=node_ids,
+            node_ids=torch.cat(nodes) if len(nodes) == len(parts) else None,
             weights_version=min(part.weights_version for part in parts),
         )
         return everyone, slice(start, start + len(rollouts))

@@ -356,3 +356,14 @@ class Scored:
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     shown: Sample | None = None
     """What was looked at in place of the sample, such as a picture drawn from it, for samples files; reward caches drop it."""
+
+
+def answer_text(prompt: Prompt) -> str:
+    """The true answer as a model would write it; ValueError where there is none, or it is no text and no number."""
+    answer = prompt.answer
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
+        raise ValueError(
+            f"prompt {prompt.id!r} has the answer {answer!r}, and the probability of the true answer needs a text or a number: "
+            "give the data set answers that can be written, or take another method"
+        )
+    return str(answer).strip()

@@ -9,7 +9,7 @@ import pytest
 from mmrl.core.types import Request
 
 CORE = sorted((Path(__file__).parents[2] / "mmrl" / "core").rglob("*.py"))
-LIMITS = {"lines": 1702, "files": 9, "protocols": 18, "fields of Request": 11}
+LIMITS = {"lines": 1711, "files": 9, "protocols": 18, "fields of Request": 11}
 
 
 def is_protocol(node: ast.AST) -> bool:

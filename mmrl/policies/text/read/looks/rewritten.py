@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
-from mmrl.core.samples import Prompt
+from mmrl.core.samples import answer_text
 from mmrl.policies.text.read.answer_tokens import OPEN, last_turns, reaching
 from mmrl.policies.text.read.looks.rhythm import DISTANCE, INFLUENCE, RHYTHM
 from mmrl.policies.text.trace import TextTrace
@@ -105,14 +105,3 @@ def up_to_answer(tokens: Sequence[int], tokenizer: Any, decode: Callable[[Sequen
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def answer_text(prompt: Prompt) -> str:
-    """The true answer as a model would write it; ValueError where there is none, or it is no text and no number."""
-    answer = prompt.answer
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
-        raise ValueError(
-            f"prompt {prompt.id!r} has the answer {answer!r}, and the probability of the true answer needs a text or a number: "
-            "give the data set answers that can be written, or take another method"
-        )
-    return str(answer).strip()
