@@ -1,25 +1,10 @@
-"""Methods whose idea is a reward: a run that names the method must train on that reward."""
+"""Rewards as a config names them: runs that are reward models, and rewards inside rewards."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from mmrl.app.config.algorithm import Assembly
 from mmrl.app.plugins.resolve import default_name, with_runs
 from mmrl.app.toml.tables import KeyPath, Table, value_at
-from mmrl.runtime.near import nearest
-
-
-@runtime_checkable
-class Weighed(Protocol):
-    """A reward of a config, as far as it is looked at here."""
-
-    @property
-    def use(self) -> str: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def args(self) -> Mapping[str, object]: ...
 
 
 def read_runs_as_rewards(table: Table) -> None:
@@ -44,29 +29,6 @@ def refuse_own_run(output: object, rewards: object, place: str) -> None:
                 f"{place} asks the run {output!r}, which is the output of this one: a model may not reward itself, so give the "
                 "run another output, or the reward another run"
             )
-
-
-def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: Table, evaluated: bool = False) -> None:
-    """Raise ValueError for a method without the rewards, of a weight above 0, that it is made of or `evaluated` by."""
-    if not rewards and evaluated:
-        raise ValueError(
-            f"{table.at(('evaluation', 'data'))} has prompts to evaluate on, and no reward says how good an answer is: add "
-            "[[reward]] with use = ..., which a stage that teaches does not train on, or leave them out"
-        )
-    if not rewards and not assembly.algorithm.unscored:
-        raise ValueError(
-            f"{table.at(('reward',))} is missing: say what is to be rewarded by [[reward]] with use = ..., or --reward"
-        )
-    trained = {name for reward in rewards if reward.weight > 0 for name in names_in(reward.use, reward.args)}
-    if missing := [name for name in assembly.algorithm.needs_rewards if name not in trained]:
-        near = ((name, needed) for needed in missing for name in sorted(trained) if nearest(name, [needed]))
-        guess = next((f" ({name!r}: did you mean {needed!r}?)" for name, needed in near), "")
-        raise ValueError(
-            f"{table.at(('algorithm', 'preset'))} is {assembly.preset!r}, a method that trains on the reward "
-            f"{' and '.join(map(repr, missing))}, and no [[reward]] with a weight above 0 is it{guess}: add [[reward]] with "
-            f"use = {' and one with use = '.join(map(repr, missing))}, or set algorithm.needs_rewards = [] where one of yours "
-            "takes its place"
-        )
 
 
 def names_in(use: str, args: Mapping[str, object]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
 from mmrl.app.config.engine_defaults import add_engine_defaults
-from mmrl.app.config.needed_rewards import check_needed_rewards, read_runs_as_rewards
+from mmrl.app.config.needed_rewards import names_in, read_runs_as_rewards
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
 from mmrl.app.modality.base import EvaluationTable
@@ -30,7 +30,7 @@ from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_ke
 from mmrl.core.episodes import Limits
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.runtime.near import did_you_mean, elsewhere
+from mmrl.runtime.near import did_you_mean, elsewhere, nearest
 from mmrl.runtime.ranges import CountOrNone, LargeOrNone, Number, Positive, PositiveShare, Share, check_ranges, hints_of
 from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import StageSettings, TrainSettings, in_turn
@@ -265,6 +265,29 @@ def read_run(table: Table, name: str) -> Resolved:
     evaluated = config.evaluation.data is not None and not config.evaluation.reward
     check_needed_rewards(config.algorithm, config.reward, table, evaluated and config.algorithm.algorithm.unscored)
     return Resolved(config, table, name)
+
+
+def check_needed_rewards(assembly: Assembly, rewards: Sequence[RewardConfig], table: Table, evaluated: bool = False) -> None:
+    """Raise ValueError for a method without the rewards, of a weight above 0, that it is made of or `evaluated` by."""
+    if not rewards and evaluated:
+        raise ValueError(
+            f"{table.at(('evaluation', 'data'))} has prompts to evaluate on, and no reward says how good an answer is: add "
+            "[[reward]] with use = ..., which a stage that teaches does not train on, or leave them out"
+        )
+    if not rewards and not assembly.algorithm.unscored:
+        raise ValueError(
+            f"{table.at(('reward',))} is missing: say what is to be rewarded by [[reward]] with use = ..., or --reward"
+        )
+    trained = {name for reward in rewards if reward.weight > 0 for name in names_in(reward.use, reward.args)}
+    if missing := [name for name in assembly.algorithm.needs_rewards if name not in trained]:
+        near = ((name, needed) for needed in missing for name in sorted(trained) if nearest(name, [needed]))
+        guess = next((f" ({name!r}: did you mean {needed!r}?)" for name, needed in near), "")
+        raise ValueError(
+            f"{table.at(('algorithm', 'preset'))} is {assembly.preset!r}, a method that trains on the reward "
+            f"{' and '.join(map(repr, missing))}, and no [[reward]] with a weight above 0 is it{guess}: add [[reward]] with "
+            f"use = {' and one with use = '.join(map(repr, missing))}, or set algorithm.needs_rewards = [] where one of yours "
+            "takes its place"
+        )
 
 
 def with_all_steps(config: RunConfig, table: Table) -> RunConfig:

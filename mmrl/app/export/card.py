@@ -205,15 +205,10 @@ def pictures(data: RunData, step: int, folder: Path) -> Iterator[str]:
             f"The first {len(drawn)} held-out prompts at step {step}, the first picture of each:",
             "",
         )
+        (folder / PICTURES).mkdir(exist_ok=True)
     for i, row in enumerate(drawn):
-        yield from (*picture_lines(data, row, folder, i), "")
-
-
-def picture_lines(data: RunData, row: SampleLine, folder: Path, i: int) -> Iterator[str]:
-    source = data.run.media / Path(row.line["image"]["file"]).name
-    name = f"{PICTURES}/{i}{source.suffix}"
-    (folder / PICTURES).mkdir(exist_ok=True)
-    shutil.copyfile(source, folder / name)
-    yield f"![Picture {i + 1}]({name})"
-    yield ""
-    yield from (f"    {printable(line)}" for line in row.line["text"].splitlines())
+        source = data.run.media / Path(row.line["image"]["file"]).name
+        name = f"{PICTURES}/{i}{source.suffix}"
+        shutil.copyfile(source, folder / name)
+        text = (f"    {printable(line)}" for line in row.line["text"].splitlines())
+        yield from (f"![Picture {i + 1}]({name})", "", *text, "")

@@ -126,7 +126,8 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     weights = [weight for weight in dry_run.network.parameters() if id(weight) not in at_host]
     trained = [weight for weight in weights if weight.requires_grad]
     size, shadows = size_of(trained), copies_of(config, dry_run.policy.shadows)
-    stays = {f"weights in {name_of(dtype)}": size_of(w for w in weights if w.dtype == dtype) for dtype in dtypes(weights)}
+    dtypes = dict.fromkeys(weight.dtype for weight in weights)
+    stays = {f"weights in {str(one).removeprefix('torch.')}": size_of(w for w in weights if w.dtype == one) for one in dtypes}
     if scales := size_of(getattr(layer, name) for _, layer in nf4_layers(dry_run.network) for name in SCALES_OF):
         stays |= {"weights in 4 bits": stays.pop("weights in int8"), "scales of weights in 4 bits": scales}
     stays |= dry_run.beside()
@@ -163,10 +164,8 @@ def versions_in_flight(config: RunConfig) -> int:
 
 def of_sampler(dry_run: DryRun, memory: Memory) -> Memory:
     """The same of a process of `cluster.samplers`: weights and sampling, without gradients, optimizer and other copies."""
-    beside = [name for name in dry_run.beside() if OF_TEACHERS not in name]
-    held = {"weights in 4 bits", "scales of weights in 4 bits", *beside}
-    held |= {f"weights in {name_of(dtype)}" for dtype in dtypes(list(dry_run.network.parameters()))}
-    stays = {name: size for name, size in memory.stays.items() if name in held}
+    held = {"scales of weights in 4 bits", *(name for name in dry_run.beside() if OF_TEACHERS not in name)}
+    stays = {name: size for name, size in memory.stays.items() if name in held or name.startswith("weights in ")}
     phases = {name: size for name, size in memory.phases.items() if name in ("rollout", "decode", "encode")}
     host = {LIBRARIES: memory.host[LIBRARIES]}
     return Memory(stays, phases, {}, memory.parameters, memory.trained, host)
@@ -201,14 +200,6 @@ def state_bytes(optimizer: OptimizerSettings, weights: Sequence[torch.Tensor]) -
         return size_of(weights) * int(optimizer.momentum != 0)
     single = [weight for weight in weights if optimizer.kind == "muon" and is_matrix(weight)]
     return 2 * size_of(weights) - size_of(single)
-
-
-def dtypes(weights: Sequence[torch.Tensor]) -> list[torch.dtype]:
-    return list(dict.fromkeys(weight.dtype for weight in weights))
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def size_text(size: int) -> str:

@@ -292,13 +292,6 @@ def extremes(data: RunData, count: int) -> tuple[list[SampleLine], list[SampleLi
     ranked = sorted(
         (row for row in rows if math.isfinite(row.total)), key=lambda row: (row.total, row.iou if math.isfinite(row.iou) else 0.0)
     )
-    best = one_per_prompt(ranked[::-1], count)
+    best = [own[0] for own in by_prompt(ranked[::-1]).values()][:count]
     taken = {id(row) for row in best}
-    return best, one_per_prompt([row for row in ranked if id(row) not in taken], count)
-
-
-def one_per_prompt(rows: Sequence[SampleLine], count: int) -> list[SampleLine]:
-    first = {}
-    for row in rows:
-        first.setdefault(row.prompt, row)
-    return list(first.values())[:count]
+    return best, [own[0] for own in by_prompt([row for row in ranked if id(row) not in taken]).values()][:count]

@@ -124,7 +124,10 @@ def figures(rows: Sequence[SampleLine], parts: bool = False) -> list[SampleFigur
         SampleFigure("Mean IoU", "iou", lambda row: row.iou),
         SampleFigure("Hits", "share", lambda row: row.hits),
         SampleFigure("Acc@0.5", "share", lambda row: math.nan if row.spans or math.isnan(row.iou) else float(row.iou >= 0.5)),
-        *(SampleFigure(f"R@{least}", "share", lambda row, least=least: recall(row, least)) for least in (0.3, 0.5, 0.7)),
+        *(
+            SampleFigure(f"R@{least}", "share", lambda row, least=least: float(row.iou >= least) if row.spans else math.nan)
+            for least in (0.3, 0.5, 0.7)
+        ),
         SampleFigure("Reward", "reward", lambda row: row.total),
         *(
             SampleFigure(name, "part", partial(value_of, key=name), unread_by(name))
@@ -185,10 +188,6 @@ def paired_changes(
         signs = int((moved > 0).sum()), int((moved < 0).sum())
         found.append(PairedChange(figure.name, *ends, low, high, len(kept), figure.kind, *signs, unread))
     return found
-
-
-def recall(row: SampleLine, least: float) -> float:
-    return float(row.iou >= least) if row.spans else math.nan
 
 
 def value_of(row: SampleLine, key: str) -> float:

@@ -40,6 +40,7 @@ class Findings:
     counted: Callable[[float], float] = float
     """What a score counts in the run's total: transformed, times its weight."""
     needs_answer: bool = True
+    """True, too, where the reward does not say what it needs."""
     picklable: bool = True
 
     def of(self, probe: str) -> Tensor:
@@ -76,7 +77,8 @@ def examine(
     counted: Callable[[float], float] = float,
 ) -> Findings:
     """Score all probes several times and look for what is wrong with the answers."""
-    found = Findings(name, names, counted=counted, needs_answer=needs_answer(reward))
+    need = need_of(reward)
+    found = Findings(name, names, counted=counted, needs_answer=need is None or "answer" in need.prompts)
     found.picklable = can_pickle(reward)
     try:
         found.values, found.status, _ = probe_scores(name, reward, groups)
@@ -279,12 +281,6 @@ def difference_when_served(name: str, reward: PlugIn, groups: Sequence[Group]) -
     with serving({name: Served(name, reward, "")}) as base:
         there, _, _ = probe_scores(name, RemoteReward(f"{base}/{name}"), groups)
     return None if same(here, there) else f"served scores differ from local ones by up to {float((here - there).abs().max()):.3g}"
-
-
-def needs_answer(reward: object) -> bool:
-    """Does a reward say that it needs true answers? True where it says nothing."""
-    need = need_of(reward)
-    return need is None or "answer" in need.prompts
 
 
 def can_pickle(reward: object) -> bool:
