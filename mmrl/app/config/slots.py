@@ -33,10 +33,8 @@ class Slot:
 
     def fits(self, part: Callable[..., object]) -> bool:
         """Does a class or function answer the slot's call, argument by argument? A function takes its settings after them."""
-        found = call_parameters(part, self.method)
-        if found is None or (self.method == "__call__" and [p.name for p in found[: len(self.arguments)]] != [*self.arguments]):
-            return False
-        return self.could_take(part)
+        names = [p.name for p in call_parameters(part, self.method) or ()]
+        return self.could_take(part) and (self.method != "__call__" or names[: len(self.arguments)] == [*self.arguments])
 
     def could_take(self, part: Callable[..., object]) -> bool:
         """True if it can be called with this number of arguments, whatever their names."""

@@ -184,7 +184,7 @@ class Modality(ABC, Generic[Settings, Model]):
 
     @abstractmethod
     def build(self, policy: Settings, needs: PolicyNeeds) -> Model:
-        """The policy; ValueError where it takes no worlds."""
+        """The policy; ValueError for worlds that this model cannot answer."""
 
     @abstractmethod
     def build_dry_run(

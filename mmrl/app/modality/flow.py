@@ -162,8 +162,6 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         from mmrl.policies.flow.policy import FlowPolicy
         from mmrl.policies.shared.weights import USUAL_DECAY
 
-        if needs.worlds is not None:
-            raise ValueError("policy.kind is 'flow', whose pictures are drawn in one go: remove [environment]")
         if not sys.stderr.isatty():
             logging.disable_progress_bar()
         parts = FlowParts() if needs.samplers is None else FlowParts(generator=drawing_generator(needs.samplers))

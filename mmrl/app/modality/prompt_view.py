@@ -42,7 +42,10 @@ def prompt_view(policy: object, request: Request) -> SeenPrompt:
     if isinstance(policy, TextPolicy):
         return writer_view(policy, request)
     if isinstance(policy, FlowPolicy):
-        return painter_view(policy, request)
+        text, seen = text_of(request.prompt), policy.encoder.pictures(request.prompt)
+        count, most = policy.family.count_tokens(text)
+        named = tuple((f"picture-{i}", each) for i, each in enumerate(seen))
+        return SeenPrompt(text, min(count, most), max(0, count - most), named)
     raise TypeError(f"there is no view of prompts for {type(policy).__name__}: add one in {__name__}")
 
 
@@ -83,11 +86,3 @@ def pictures(policy: TextPolicy, prompt: Prompt, sizes: Sequence[tuple[int, int]
         named = zip(frames.times, frames.pixels, strict=True)
         found += [(f"clip-{i}-frame-{k:03d}-at-{time:.2f}s", Image.fromarray(pixels)) for k, (time, pixels) in enumerate(named)]
     return found
-
-
-def painter_view(policy: FlowPolicy, request: Request) -> SeenPrompt:
-    """The view of a model that draws: the text, as far as its encoder reads it, and the pictures to edit."""
-    text = text_of(request.prompt)
-    count, most = policy.family.count_tokens(text)
-    seen = policy.encoder.pictures(request.prompt)
-    return SeenPrompt(text, min(count, most), max(0, count - most), tuple((f"picture-{i}", each) for i, each in enumerate(seen)))

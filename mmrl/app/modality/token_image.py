@@ -91,8 +91,6 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
         from mmrl.policies.codes.policy import CodePolicy
         from mmrl.policies.shared.weights import USUAL_DECAY
 
-        if needs.worlds is not None:
-            raise ValueError("policy.kind is 'token_image', whose pictures are drawn in one go: remove [environment]")
         return CodePolicy(policy, needs.shadows, needs.ema_decay or USUAL_DECAY, needs.views)
 
     def build_dry_run(

@@ -101,8 +101,8 @@ class Painter:
         return PaintersParts(policy, self.modality.parts(policy))
 
 
-def painter_config(painting: Painting) -> RunConfig:
-    """The painter's settings, from config files alone.
+def painter_of(painting: Painting) -> Painter:
+    """The painter of a table, from config files alone; its weights load with its first picture.
 
     Raises FileNotFoundError without such a model or run, and ValueError for one that writes, draws other things than pictures, or
     does not draw from text.
@@ -131,9 +131,4 @@ def painter_config(painting: Painting) -> RunConfig:
         raise ValueError(f"{painting.place} {made}, and a painter draws pictures: name a model that does")
     config = with_local_model(replace(config, policy=modality.alone(config.policy, painting.rows)))
     modality.check_prompts(config.policy, [AT_SIGHT])
-    return config
-
-
-def painter_of(painting: Painting) -> Painter:
-    """The painter of a table, whose weights load with its first picture; raises as `painter_config`."""
-    return Painter(painting, painter_config(painting))
+    return Painter(painting, config)
