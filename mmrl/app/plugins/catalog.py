@@ -19,14 +19,10 @@ FACTS = ".recipe"
 
 
 def catalog(kind: str) -> list[Listed]:
-    """Names, summaries and files of one kind, sorted by name; ValueError for an unknown kind."""
+    """Names, summaries and files of one of KINDS, sorted by name."""
     if kind in ("rewards", "datasets", "environments"):
         return listing(kind)
-    if kind == "configs":
-        return configs()
-    if kind == "algorithms":
-        return presets()
-    raise ValueError(f"nothing of the kind {kind!r} can be listed: {did_you_mean(kind, KINDS)}")
+    return configs() if kind == "configs" else presets()
 
 
 def details(file: Path) -> dict[str, str]:

@@ -15,8 +15,9 @@ from typing import Any
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.core.samples import Group, Prompt, Scored
 from mmrl.runtime.near import did_you_mean
-from mmrl.runtime.pictures import open_upright, upright_rgb
+from mmrl.runtime.pictures import open_upright
 from mmrl.runtime.ranges import by_name
+from mmrl.serving.media import pictures_of
 
 STYLES = ("trl", "flow_grpo")
 Answers = list[list[object]]
@@ -136,10 +137,9 @@ class FlowGrpoReward:
 
     def score_all(self, groups: Sequence[Group]) -> object:
         """Raises ValueError for samples without pictures, or of different sizes."""
-        pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
-        images = image_tensor([(prompt.id, sample.image) for prompt, sample in pairs])
-        metadata = [dict(prompt.columns) for prompt, _ in pairs]
-        outcome = self.function(images, [prompt.text for prompt, _ in pairs], metadata, **self.settings)
+        prompts = [group.prompt for group in groups for _ in group.samples]
+        metadata = [dict(prompt.columns) for prompt in prompts]
+        outcome = self.function(image_tensor(groups), [prompt.text for prompt in prompts], metadata, **self.settings)
         return then(outcome, lambda answer: by_group(groups, scores_of(answer)))
 
 
@@ -240,19 +240,16 @@ def score_list(scores: Any) -> list[object]:
     return list(scores.tolist() if hasattr(scores, "tolist") else scores)
 
 
-def image_tensor(pictures: Sequence[tuple[str, Any]]) -> Any:
-    """Pictures as one tensor."""
+def image_tensor(groups: Sequence[Group]) -> Any:
+    """The pictures of groups as one tensor."""
     import numpy as np
     import torch
 
-    bare = [prompt_id for prompt_id, picture in pictures if not hasattr(picture, "convert")]
-    if bare:
-        raise ValueError(f"a sample of prompt {bare[0]!r} has no picture: this reward is for policies that draw")
-    sizes = {picture.size for _, picture in pictures}
+    pictures = [picture for group in groups for picture in pictures_of(group)]
+    sizes = {picture.size for picture in pictures}
     if len(sizes) > 1:
         raise ValueError(f"flow_grpo's rewards take pictures of one size, not {', '.join(map(str, sorted(sizes)))}")
-    arrays = [np.asarray(upright_rgb(picture, lent=True)) for _, picture in pictures]
-    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
+    return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures])).permute(0, 3, 1, 2).float() / 255
 
 
 def by_group(groups: Sequence[Group], flat: Sequence[object]) -> Answers:
