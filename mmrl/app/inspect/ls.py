@@ -35,8 +35,9 @@ def listing(kind: str | None, everything: bool = False) -> Iterator[str]:
             for field, text in fields_of(row, kind):
                 yield from columns(f"{'':<4}{field:<8}", text, 16)
         if kind == "algorithms":
-            yield from with_any_preset()
-            yield from not_here()
+            yield from (*with_any_preset(), "", "not now")
+            for why, methods in not_now():
+                yield from textwrap.wrap(f"{why}: {', '.join(methods)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
     if not kind:
         yield f"also: mmrl ls {', mmrl ls '.join(MORE)}"
 
@@ -77,13 +78,6 @@ def with_any_preset() -> Iterator[str]:
         verdicts = [("twin", f"{one.verdict} ({one.task})") for one in card.evidence]
         for field, text in (("take", card.take), ("status", card.status), *verdicts):
             yield from columns(f"{'':<4}{field:<8}", text, 16)
-
-
-def not_here() -> Iterator[str]:
-    yield ""
-    yield "not now"
-    for why, methods in not_now():
-        yield from textwrap.wrap(f"{why}: {', '.join(methods)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def rows_of(kind: str) -> list[Listed]:

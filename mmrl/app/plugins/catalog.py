@@ -79,20 +79,16 @@ def find_config(name: str) -> Path:
 
 
 def configs() -> list[Listed]:
-    """The runs in ./configs and the shipped ones, by path without ending: `image/qwen3vl_4b_refcoco_24gb`."""
+    """The runs in ./configs and the shipped ones, by path without ending, with the comment that each begins with."""
     found: dict[str, Listed] = {}
     for folder in folders("configs"):
         for file in sorted(folder.rglob("*.toml")):
             name = file.relative_to(folder).with_suffix("").as_posix()
+            first = file.read_text(encoding="utf-8").split("\n", 1)[0]
+            summary = first.lstrip("# ").strip() if first.startswith("#") else ""
             if not name.endswith(FACTS):
-                found.setdefault(name, Listed(name, first_comment(file), file))
+                found.setdefault(name, Listed(name, summary, file))
     return sorted(found.values(), key=lambda listed: listed.name)
-
-
-def first_comment(file: Path) -> str:
-    """The first line of a TOML file, where it is a comment."""
-    first = file.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 def presets() -> list[Listed]:

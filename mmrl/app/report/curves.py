@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from mmrl.app.report import words
 from mmrl.app.report.charts import Chart, Series, histogram, line_chart
@@ -19,7 +18,6 @@ HELD_OUT_LENGTH = "eval/completion_length"
 """Tokens of held-out completions, even where a reward is called length."""
 IOU = "Mean IoU"
 NONE = (math.nan, math.nan)
-NO_ENDS: Mapping[int, tuple[float, float]] = MappingProxyType({})
 Held = Mapping[int, Mapping[str, Estimate]]
 """Step -> figure -> its estimate, of the evaluations whose samples were kept."""
 
@@ -34,13 +32,13 @@ def curves(data: RunData) -> list[Chart]:
     ]
 
 
-def reward_charts(data: RunData, held: Held = MappingProxyType({})) -> list[Chart | None]:
+def reward_charts(data: RunData, held: Held | None = None) -> list[Chart | None]:
     """The curves of metrics alone: the total reward first, None where it was never logged."""
-    charts = [both_splits(data, "Reward", "reward/total", "eval/total", bounds(held, "Reward"))]
+    charts = [both_splits(data, "Reward", "reward/total", "eval/total", bounds(held or {}, "Reward"))]
     for name in reward_names(data):
         twin = f"eval/{name}"
         twin = "" if twin == HELD_OUT_LENGTH else twin
-        charts.append(both_splits(data, name, f"reward/{name}", twin, bounds(held, name)))
+        charts.append(both_splits(data, name, f"reward/{name}", twin, bounds(held or {}, name)))
     charts.append(None if data.draws else both_splits(data, "Tokens per completion, held out", "", HELD_OUT_LENGTH))
     charts.append(both_splits(data, "Diversity of a prompt's samples", *DIVERSITY))
     return charts
@@ -72,7 +70,7 @@ def reward_names(data: RunData) -> list[str]:
 
 
 def both_splits(
-    data: RunData, title: str, train: str, held_out: str, ends: Mapping[int, tuple[float, float]] = NO_ENDS
+    data: RunData, title: str, train: str, held_out: str, ends: Mapping[int, tuple[float, float]] | None = None
 ) -> Chart | None:
     """Training and held-out values of a metric; `ends` are intervals of the held-out ones by their step."""
     series = [

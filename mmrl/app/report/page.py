@@ -160,14 +160,7 @@ def environment() -> Environment:
     env = Environment(
         loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    env.filters |= {
-        "short": short,
-        "number": number,
-        "percent": percent,
-        "signed": signed,
-        "points": points,
-        "duration": duration,
-    }
+    env.filters |= {one.__name__: one for one in (short, number, percent, signed, points, duration)}
     env.globals["stored"] = {kind.stored for kind in KINDS.values()}
     env.globals["asset"] = lambda name: Markup((ASSETS / name).read_text(encoding="utf-8"))
     env.globals["script_hash"] = script_hash
@@ -323,13 +316,8 @@ def film(spans: Spans) -> FilmStrip:
 
 
 def rectangle(box: Box, width: int, height: int) -> BoxOutline:
-    return BoxOutline(
-        100 * box.x1 / width,
-        100 * box.y1 / height,
-        100 * (box.x2 - box.x1) / width,
-        100 * (box.y2 - box.y1) / height,
-        box.label or "",
-    )
+    corner, size = (100 * box.x1 / width, 100 * box.y1 / height), (box.x2 - box.x1, box.y2 - box.y1)
+    return BoxOutline(*corner, 100 * size[0] / width, 100 * size[1] / height, box.label or "")
 
 
 def description(config: Mapping[str, object]) -> str:
