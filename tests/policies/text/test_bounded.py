@@ -11,9 +11,9 @@ from mmrl.policies.text.dry_run import join_windows
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.net import NEVER, TextNet
 from mmrl.policies.text.packed.attention import install
-from mmrl.policies.text.packed.row import pack_row
-from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
-from mmrl.policies.text.read.evaluate import RowEvaluation, TokenValues, token_values
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.read.evaluate import RowEvaluation, TokenValues, evaluation_of, token_values
+from mmrl.policies.text.trace import TextTrace
 
 VOCABULARY, HIDDEN, MLP, LOGITS = 151_936, 256, 1024, 2**23
 PER_FRAME = 128
@@ -51,20 +51,14 @@ def after_a_clip(net: TextNet, frames: int, group_size: int, length: int) -> Row
     grid = torch.tensor([[frames // 2, 32, 32]])
     media = {"pixel_values_videos": torch.zeros(int(grid.prod()), 1176), "video_grid_thw": grid}
     prompt = Encoded("clip", ids, torch.arange(len(ids)).expand(3, -1), types, media)
-    index, lengths = torch.zeros(group_size, dtype=torch.long), torch.full((group_size,), length)
-    tokens = torch.zeros(group_size, length, dtype=torch.long)
-    return RowEvaluation(
-        prompts=collate_prompts([prompt], 0, torch.device("cpu")),
-        prompt_index=index,
-        tokens=tokens,
-        lengths=lengths,
-        temperature=torch.ones(group_size),
-        mask=torch.ones(group_size, length, dtype=torch.bool),
-        chosen=torch.arange(group_size * length),
-        quantities=("logprobs", "entropy"),
-        row=pack_row([prompt], index, tokens, lengths),
-        chunk=LOGITS // VOCABULARY,
-    )
+    return behind(net, prompt, torch.zeros(group_size, length, dtype=torch.long), LOGITS, packed=True)
+
+
+def behind(net: TextNet, prompt: Encoded, tokens: Tensor, logits: int, packed: bool = False) -> RowEvaluation:
+    """Completions (n, t) behind one prompt, all of whose tokens are evaluated."""
+    index, lengths = torch.zeros(len(tokens), dtype=torch.long), torch.full((len(tokens),), tokens.shape[1])
+    trace = TextTrace((prompt,), index, tokens, lengths, torch.ones(len(tokens)), 0 * lengths, net.family, packed=packed)
+    return evaluation_of(net, trace, [prompt], torch.ones(tokens.shape, dtype=torch.bool), ("logprobs", "entropy"), logits)
 
 
 def peak(net: TextNet, work: RowEvaluation, grad: bool = False) -> int:
@@ -104,28 +98,13 @@ def test_logits_are_bounded_in_one_chunk_and_in_many(length: int):
     net = TextNet(model, family_of(config_without_family()), [0], 0)
     hidden, tokens = torch.randn(4 * length, 8, requires_grad=True), torch.ones(4 * length, dtype=torch.long)
     chunk = 16
-    work = after_nothing(tokens, chunk)
+    prompt = Encoded("p", torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
+    work = behind(net, prompt, tokens[None], 1000 * chunk)
     with LiveBytes() as live:
         work.evaluate(net, hidden, tokens, torch.ones(len(tokens))).sum().backward()
     at_once = min(chunk, len(tokens))
     weights = 2 * head.weight.numel() * 4
     assert 2 * at_once * 1000 * 4 < live.peak < 4 * at_once * 1000 * 4 + weights + 64 * len(tokens) * 4
-
-
-def after_nothing(tokens: Tensor, chunk: int) -> RowEvaluation:
-    """An evaluation of which only the head is asked."""
-    prompt = Encoded("p", torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
-    return RowEvaluation(
-        prompts=collate_prompts([prompt], 0, torch.device("cpu")),
-        prompt_index=torch.zeros(1, dtype=torch.long),
-        tokens=tokens[None],
-        lengths=torch.tensor([len(tokens)]),
-        temperature=torch.ones(1),
-        mask=torch.ones(1, len(tokens), dtype=torch.bool),
-        chosen=torch.arange(len(tokens)),
-        quantities=("logprobs", "entropy"),
-        chunk=chunk,
-    )
 
 
 def config_without_family() -> Any:

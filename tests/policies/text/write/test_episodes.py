@@ -55,22 +55,6 @@ def samples_of(rollouts: Rollouts) -> list[Sample]:
     return [sample for _, sample in rollouts.samples()]
 
 
-def check_family(folder: str, family: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = player(folder, Inline(looking, Limits(turns=4, tokens=2000)))
-    assert policy.packs == (family in PACKING and family != "gemma3")
-    rollouts = policy.rollout(asked())
-    audit_rollouts(policy, rollouts)
-    assert gap(policy, rollouts, packed) <= FP32_BOUND
-    trace = text_trace(rollouts.trace)
-    assert sum(map(len, trace.insets)) >= 8, "pictures were shown"
-    assert gap(policy, rollouts, packed, swapper(trace.insets)) > SEEN, "each picture belongs to its row"
-    if len(trace.prompts[0].positions) == 3:
-        assert gap(policy, rollouts, packed, on_one_axis) > SEEN, "pictures count on three axes"
-    if packed:
-        monkeypatch.setattr(evaluate, "pack_row", in_order_of_rows)
-        assert gap(policy, rollouts, packed) > SEEN, "pictures follow their rows, which are sorted by length"
-
-
 def swapper(insets: tuple[tuple[Inset, ...], ...]) -> Callable[[Inset], Inset]:
     """Gives two observations whose pictures have the same shapes each other's."""
     every = [one for row in insets for one in row]
@@ -95,15 +79,21 @@ def in_order_of_rows(prompts: Any, index: Tensor, *rest: Any) -> PackedRow:
     return replace(row, media=tuple(number for piece in pieces for number in [piece[0], *sorted(piece[1:])]))
 
 
-@pytest.mark.parametrize(("family", "packed"), PAIRS)
+@pytest.mark.parametrize(("family", "packed"), [*PAIRS, *(pytest.param(*one, marks=pytest.mark.evidence) for one in OTHERS)])
 def test_turns_are_read_again_exactly(tiny: Any, family: str, packed: bool, monkeypatch: pytest.MonkeyPatch):
-    check_family(tiny(family), family, packed, monkeypatch)
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize(("family", "packed"), OTHERS)
-def test_turns_of_every_other_family_are_too(tiny: Any, family: str, packed: bool, monkeypatch: pytest.MonkeyPatch):
-    check_family(tiny(family), family, packed, monkeypatch)
+    policy = player(tiny(family), Inline(looking, Limits(turns=4, tokens=2000)))
+    assert policy.packs == (family in PACKING and family != "gemma3")
+    rollouts = policy.rollout(asked())
+    audit_rollouts(policy, rollouts)
+    assert gap(policy, rollouts, packed) <= FP32_BOUND
+    trace = text_trace(rollouts.trace)
+    assert sum(map(len, trace.insets)) >= 8, "pictures were shown"
+    assert gap(policy, rollouts, packed, swapper(trace.insets)) > SEEN, "each picture belongs to its row"
+    if len(trace.prompts[0].positions) == 3:
+        assert gap(policy, rollouts, packed, on_one_axis) > SEEN, "pictures count on three axes"
+    if packed:
+        monkeypatch.setattr(evaluate, "pack_row", in_order_of_rows)
+        assert gap(policy, rollouts, packed) > SEEN, "pictures follow their rows, which are sorted by length"
 
 
 def test_every_turn_has_a_seed_of_its_own():
