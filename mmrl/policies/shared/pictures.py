@@ -52,7 +52,7 @@ class PictureInput:
     """True once a picture's file was asked for."""
 
     def __post_init__(self) -> None:
-        self.early = Early(openers, self.most_mib << 20)
+        self.early = Early(openers, float(self.most_mib << 20))
 
     def ask(self, sources: Iterable[object]) -> None:
         """Let threads begin with these pictures' files; what is wrong with one is found when it is taken."""

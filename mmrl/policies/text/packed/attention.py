@@ -83,13 +83,8 @@ CURRENT: ContextVar[Packed | None] = ContextVar("packed", default=None)
 """Read only while masks are made, never by a layer: a backward pass has no context."""
 
 
-@dataclass(frozen=True)
-class Block:
-    """Some queries, the keys that any of them sees, and which of these each one sees."""
-
-    queries: slice
-    keys: slice
-    mask: Bool[Tensor, "1 1 q k"]
+Block = tuple[slice, slice, Tensor]
+"""Some queries, the keys that any of them sees, and which of these each one sees, (1, 1, queries, keys)."""
 
 
 @dataclass
@@ -129,7 +124,7 @@ class PackedMask:
                 [facts_of(mask, before + piece.start) for mask, piece in zip(masks, pieces, strict=True)]
             ).tolist()
             blocks = tuple(
-                Block(piece, slice(first, end), mask[..., first:end])
+                (piece, slice(first, end), mask[..., first:end])
                 for piece, mask, (first, end, _) in zip(pieces, masks, found, strict=True)
             )
             self.made[start, before] = None if all(plain for _, _, plain in found) else blocks
@@ -261,11 +256,10 @@ def look_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], s
     """Attention by masks, which may cover more queries and keys than there are."""
     count, width = q.shape[2], k.shape[2]
     out: list[Tensor] = []
-    for block in blocks:
-        rows = slice(block.queries.start, min(block.queries.stop, count))
-        keys = slice(block.keys.start, min(block.keys.stop, width))
+    for queries, seen, whole in blocks:
+        rows, keys = slice(queries.start, min(queries.stop, count)), slice(seen.start, min(seen.stop, width))
         if rows.stop > rows.start:
-            mask = block.mask[:, :, : rows.stop - rows.start, : keys.stop - keys.start]
+            mask = whole[:, :, : rows.stop - rows.start, : keys.stop - keys.start]
             out.append(sdpa(q[:, :, rows], k[:, :, keys], v[:, :, keys], mask, scale))
     return torch.cat(out, 2)
 

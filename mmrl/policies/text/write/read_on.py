@@ -18,7 +18,7 @@ SPARE = 256
 
 def read_on(
     net: TextNet, prompts: Sequence[Encoded], index: Sequence[int]
-) -> tuple[Float[Tensor, "n d"], Cache, Int[Tensor, " n"], Keeping]:
+) -> tuple[Float[Tensor, "u d"], Cache, Int[Tensor, " n"], Keeping]:
     """Read the end of each prompt behind its past. Row i of those that will be written goes on behind prompts[index[i]].
 
     Returns:

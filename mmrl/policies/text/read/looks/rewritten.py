@@ -1,11 +1,11 @@
 """Where tokens look, and how likely true answers are behind a thought: completions whose answer is replaced by the true one."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
@@ -21,22 +21,8 @@ LOOKS = REWRITTEN | RHYTHM
 """Names of all quantities of this folder."""
 Evaluate = Callable[[TextTrace, Bool[Tensor, "n t"], tuple[str, ...]], dict[str, Tensor]]
 """The policy's own way to evaluate rows."""
-
-
-@dataclass(frozen=True)
-class Rewritten:
-    """Rows as they would be with the true answer."""
-
-    trace: TextTrace
-    mask: Bool[Tensor, "n t"]
-    """True at the tokens of the true answer."""
-    found: Bool[Tensor, " n"]
-    """False for completions that have no answer to replace."""
-
-    def mean_probability(self, logprobs: Float[Tensor, "n t"]) -> Float[Tensor, " n"]:
-        """The mean over the answer's tokens of their probability; -1 where there is no answer to replace."""
-        total = torch.where(self.mask, logprobs.exp(), 0.0).sum(1)
-        return torch.where(self.found, total / self.mask.sum(1).clamp(min=1), -1.0)
+Rewritten = tuple[TextTrace, Bool[Tensor, "n r"], Bool[Tensor, " n"]]
+"""Rows as they would be with the true answer, a mask of its tokens, and False for completions without an answer to replace."""
 
 
 @torch.no_grad()
@@ -48,14 +34,18 @@ def look(
     tokenizer: Any,
     decode: Callable[[list[list[int]]], list[str]],
 ) -> dict[str, Tensor]:
-    """Those of the quantities that were asked for, (n, t) each."""
+    """Those of the quantities that were asked for, (n, t) each.
+
+    Of rewritten rows the mean over the answer's tokens of their probability; -1 where there is no answer to replace.
+    """
     wanted, found = set(names), dict[str, Tensor]()
     if wanted & RHYTHM:
         found = evaluate(trace, mask, (DISTANCE, INFLUENCE))
     for name in sorted(wanted & REWRITTEN):
-        rows = rewrite(trace, tokenizer, decode, name == REFERENCE, mask)
-        logprobs = evaluate(rows.trace, rows.mask, ("logprobs",))["logprobs"]
-        found[name] = rows.mean_probability(logprobs)[:, None].expand(mask.shape)
+        rows, answers, replaced = rewrite(trace, tokenizer, decode, name == REFERENCE, mask)
+        total = torch.where(answers, evaluate(rows, answers, ("logprobs",))["logprobs"].exp(), 0.0).sum(1)
+        mean = torch.where(replaced, total / answers.sum(1).clamp(min=1), -1.0)
+        found[name] = mean[:, None].expand(mask.shape)
     return found
 
 
@@ -88,7 +78,7 @@ def rewrite(
         mask[i, len(before) : len(before) + len(truth)] = True
     lengths = torch.tensor([len(b) + len(t) for b, t in zip(written, rows, strict=True)], dtype=torch.long)
     shown = tuple(insets) if any(insets) else ()
-    return Rewritten(replace(trace, tokens=tokens, lengths=lengths, insets=shown), mask, torch.tensor(found, dtype=torch.bool))
+    return replace(trace, tokens=tokens, lengths=lengths, insets=shown), mask, torch.tensor(found, dtype=torch.bool)
 
 
 def up_to_answer(tokens: Sequence[int], tokenizer: Any, decode: Callable[[Sequence[int]], str]) -> list[int] | None:
