@@ -209,11 +209,7 @@ def refuse_other_sync(facts: ServerFacts, wanted: Wanted, place: str) -> None:
 
 
 def serving_rank(rank: int) -> int:
-    """The smallest limit of ranks that vLLM knows and that holds this one.
-
-    Raises:
-        ValueError: none does.
-    """
+    """The smallest limit of ranks that vLLM knows and that holds this one; ValueError where none does."""
     found = next((limit for limit in (1, 8, 16, 32, 64, 128, 256, 320, 512) if rank <= limit), None)
     if found is None:
         raise ValueError(

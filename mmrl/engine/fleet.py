@@ -215,11 +215,7 @@ class Fleet:
         return alive[(place + self.rank) % len(alive)]
 
     def _wait_for_one(self) -> list[Member]:
-        """The servers that are well, once one is.
-
-        Raises:
-            EngineUnavailableError: none is within `timeout_s`, or the one that mmrl started will not be started again.
-        """
+        """The servers that are well, once one is; EngineUnavailableError where none will be, or is not within `timeout_s`."""
         until = time.monotonic() + self.settings.timeout_s
         while not (alive := self.alive):
             own = self.own()

@@ -255,11 +255,7 @@ class VllmGenerator(Generator):
             self.server = EngineServer(command, settings.port, self.folder, settings.retries, partial(give_weights, self))
 
     def _member(self, url: str) -> Member:
-        """A server that was looked at.
-
-        Raises:
-            ValueError: it does not answer, or cannot serve this policy.
-        """
+        """A server that was looked at; ValueError where it does not answer, or cannot serve this policy."""
         client, config = EngineClient(url, self.settings.timeout_s, self.settings.token_env), self.host.config
         wanted = Wanted(
             model=self.model,
@@ -301,11 +297,7 @@ def give_weights(generator: VllmGenerator) -> None:
 
 
 def sync_of(host: TextHost, settings: EngineConfig) -> Sync:
-    """The way that new weights take.
-
-    Raises:
-        ValueError: adapters are to be sent, and none train.
-    """
+    """The way that new weights take; ValueError where adapters are to be sent, and none train."""
     chosen = resolve_sync(host.config, settings)
     if chosen == "lora":
         return AdapterSync(local=settings.local)

@@ -172,11 +172,7 @@ def end_group(processes: "list[subprocess.Popen[bytes]]") -> None:
 
 
 def free_port(port: int) -> int:
-    """The port, or one that is free for 0.
-
-    Raises:
-        ValueError: something listens there already.
-    """
+    """The port, or one that is free for 0; ValueError where something listens there already."""
     with socket.socket() as found:
         # a port of a server that has just ended may be taken over, one where somebody listens may not
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -119,11 +119,7 @@ class InFolder(Sync):
             write_sums(update.path)
 
     def near(self, client: EngineClient, update: Update) -> Path:
-        """The folder that a server is to read, on its own machine where there is a copy.
-
-        Raises:
-            EngineRefusedError: the copy cannot be made.
-        """
+        """The folder that a server is to read, on its own machine where a copy is wanted; EngineRefusedError without it."""
         if not self.local:
             return update.path
         if problems := client.ask_workers("copy_near", json.dumps([str(update.path), self.local])):
@@ -404,11 +400,7 @@ def kind_for(own: Card, cards: list[Card]) -> tuple[str, str]:
 
 
 def address_toward(url: str) -> str:
-    """The address under which a server reaches this machine.
-
-    Raises:
-        EngineDownError: nothing answers there.
-    """
+    """The address under which a server reaches this machine; EngineDownError where nothing answers there."""
     parts = urlsplit(url)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
     if is_local(host):

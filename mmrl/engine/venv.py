@@ -189,11 +189,7 @@ def is_made(folder: Path, recipe: Installation) -> bool:
 
 
 def check_place(folder: Path, recipe: Installation) -> None:
-    """Refuse a folder that holds something else, and a disk that is too small.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse a folder that holds something else, and a disk that is too small; ValueError with the remedy."""
     if folder.exists() and not (folder / MARKER).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} holds something that `mmrl engine install` did not make: name an empty folder with --folder")
     free = disk_free(folder) / 1e9
@@ -250,11 +246,7 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def run(command: list[str], failed: str) -> str:
-    """Run a command of the environment; its output.
-
-    Raises:
-        ValueError: it failed, with its last error and what to do.
-    """
+    """Run a command of the environment; its output; ValueError where it failed, with its last error and what to do."""
     environment = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:

@@ -60,11 +60,7 @@ class EngineClient:
 
     @property
     def http(self) -> Any:
-        """httpx's client.
-
-        Raises:
-            EngineDownError: calls were given up.
-        """
+        """httpx's client; EngineDownError where calls were given up."""
         with self._lock:
             if self._gone.is_set():
                 raise EngineDownError(f"calls to {self.url} were given up")
@@ -116,11 +112,7 @@ class EngineClient:
         return True
 
     def look(self, path: str, read: Callable[[Json], T]) -> T:
-        """Read something from an answer.
-
-        Raises:
-            EngineDownError: besides, when it is not there.
-        """
+        """Read something from an answer; EngineDownError also when it is not there."""
         answer = self.get(path)
         try:
             return read(answer)

@@ -31,11 +31,7 @@ SHOWN = 3
 
 
 def weight_files(path: str) -> list[Path]:
-    """The safetensors files of a path: itself, or those of the folder.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The safetensors files of a path: itself, or those of the folder; ValueError where there is none."""
     given = Path(path)
     files = sorted(given.glob("*.safetensors")) if given.is_dir() else [given]
     if not files or not files[0].is_file():

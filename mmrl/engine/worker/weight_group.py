@@ -159,11 +159,7 @@ class WeightGroup:
                 yield one.name, data[begin : begin + one.nbytes].view(getattr(torch, one.dtype)).view(one.shape)
 
     def broadcast(self, data: Tensor, look: Callable[[], None] = lambda: None) -> None:
-        """Rank 0's bytes to all.
-
-        Raises:
-            RuntimeError: a process left, or none moved for as long as the group waits.
-        """
+        """Rank 0's bytes to all; RuntimeError where a process left, or none moved for as long as the group waits."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         work, until = self.group.broadcast([data], options), time.monotonic() + self.place.seconds
@@ -225,11 +221,7 @@ def open_store(host: str, seconds: float) -> Torch:
 
 
 def own_address(host: str, port: int, seconds: float) -> str:
-    """The address of this machine on the way to another.
-
-    Raises:
-        OSError: nothing answers there.
-    """
+    """The address of this machine on the way to another; OSError where nothing answers there."""
     with socket.create_connection((host, port), timeout=seconds) as reached:
         return str(reached.getsockname()[0])
 

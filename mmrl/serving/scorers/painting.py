@@ -176,17 +176,14 @@ class Studio:
     def _draw_pending(self) -> None:
         """Draw for everybody who waits; on the way out nobody waits any more, whatever happened."""
         with self._tables:
-            names, pending = list(self._pending), list(self._pending.values())
-        futures = [future for _, future in pending]
+            pending = list(self._pending.items())
         try:
-            rows = self.painting.rows
-            for i in range(0, len(pending), rows):
-                for name, future, made in zip(
-                    names[i : i + rows], futures[i : i + rows], self._some([one for one, _ in pending[i : i + rows]]), strict=True
-                ):
+            for i in range(0, len(pending), self.painting.rows):
+                some = pending[i : i + self.painting.rows]
+                for (name, (_, future)), made in zip(some, self._some([one for _, (one, _) in some]), strict=True):
                     self._settle(name, future, made)
         except BaseException as error:
-            for name, future in zip(names, futures, strict=True):
+            for name, (_, future) in pending:
                 if not future.done():
                     with self._tables:
                         self._pending.pop(name, None)
