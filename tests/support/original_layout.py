@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mmrl.lab.tiny.flow import late_pipelines, pipelines
+from mmrl.lab.tiny.flow import pipelines
 from mmrl.lab.tiny.flow.pipeline_parts import clip as clip_encoder
 from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer
 
@@ -202,9 +202,9 @@ def narrow_sdxl() -> Any:
         "addition_time_embed_dim": 8,
         "projection_class_embeddings_input_dim": 6 * 8 + 16,
     }
-    pipeline = late_pipelines.sdxl()
+    pipeline = pipelines.sdxl()
     pipeline.text_encoder_2 = clip_encoder("CLIPTextModelWithProjection", clip_tokenizer(), 16)
-    pipeline.unet = late_pipelines.unet(48, **added)
+    pipeline.unet = pipelines.unet(48, **added)
     return pipeline
 
 

@@ -1,4 +1,4 @@
-"""Tiny pipelines of clips, and Sana, whose solver and reader two of them share; see pipelines.py.
+"""Tiny pipelines of clips, and Sana, whose solver two of them share; see pipelines.py.
 
 Clips of HunyuanVideo and LTX-2 are multiples of 4 pixels and 2k + 1 frames. Those of Wan and SANA-Video: multiples of 16 pixels
 (32 for `wan_5b`) and 4k + 1 frames: the autoencoder halves both sides three times and time twice.
@@ -11,8 +11,7 @@ from functools import partial
 import torch
 
 from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, hub, rope
-from mmrl.lab.tiny.flow.late_pipelines import chat_tokenizer, gemma2, qwen3
-from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, network, scheduler, t5, t5_tokenizer
+from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, chat_tokenizer, gemma2, network, qwen3, scheduler, t5, t5_tokenizer
 from mmrl.lab.tiny.text.vlms import draw_weights, gemma3
 
 BOUNDARY = 0.6

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from mmrl.lab.tiny.byte_tokens import VISION, HubObject, Kwargs, hub, letters, model_of, own_ids, rope, token_ids
-from mmrl.lab.tiny.tokenizer import qwen_ids
+from mmrl.lab.tiny.byte_tokens import VISION, HubObject, Kwargs, byte_tokenizer, hub, letters, model_of, own_ids, rope, token_ids
+from mmrl.lab.tiny.tokenizer import CHAT_TEMPLATE, qwen_ids, qwen_tokenizer
 
 CLIP_TOKENS = 32
 """Prompts of the CLIP encoders end here."""
 LATENTS = 4
 """Channels."""
+HIDDEN = 16
+"""Of the language models that read prompts."""
 QWEN_TEMPLATE = (
     "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
     "objects and background:\nuser\n"
@@ -107,3 +109,31 @@ def qwen_encoder(tokenizer: HubObject) -> HubObject:
         vision_config={**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
         **qwen_ids(tokenizer),
     )
+
+
+def chat_tokenizer(*texts: str) -> HubObject:
+    """A tokenizer that writes Qwen's turns and pads on the right, as Qwen3's own does."""
+    tokenizer = qwen_tokenizer(["user\n", *texts], 500)
+    tokenizer.chat_template, tokenizer.padding_side = CHAT_TEMPLATE, "right"
+    return tokenizer
+
+
+def qwen3(tokenizer: HubObject, layers: int) -> Kwargs:
+    return {
+        "hidden_size": HIDDEN,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 512,
+    }
+
+
+def gemma2(**settings: object) -> Kwargs:
+    """A Gemma-2 that reads bytes and its tokenizer, as a pipeline names its parts."""
+    tokenizer = byte_tokenizer({})
+    tokenizer.padding_side = "right"
+    text: Kwargs = {**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16, **settings}
+    return {"text_encoder": hub("Gemma2Model", hub("Gemma2Config", **text)), "tokenizer": tokenizer}
