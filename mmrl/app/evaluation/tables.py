@@ -101,13 +101,10 @@ def summary(found: Sequence[TableNumber], facts: Mapping[str, object], metrics: 
 def cells(one: TableNumber) -> dict[str, object]:
     """One number by COLUMNS; null where there is none."""
     own = asdict(one.estimate)
-    values = {name: own[name] if math.isfinite(own[name]) else None for name in ("mean", "low", "high", "unread")}
-    ends = {"low": values["low"], "high": values["high"]}
+    middle, low, high, unread = (own[name] if math.isfinite(own[name]) else None for name in ("mean", "low", "high", "unread"))
     interval = one.estimate.how if one.estimate.has_interval else f"none: {one.estimate.why_none}"
-    return {
-        **{"way": one.way, "column": one.column, "kind": one.kind, "figure": one.figure, "prompts": one.estimate.num_prompts},
-        **{"mean": values["mean"], **ends, "interval": interval, "unparsed": values["unread"]},
-    }
+    facts = (one.way, one.column, one.kind, one.figure, one.estimate.num_prompts, middle, low, high, interval, unread)
+    return dict(zip(COLUMNS, facts, strict=True))
 
 
 def print_numbers(title: str, found: Sequence[TableNumber], console: Terminal) -> None:

@@ -34,11 +34,10 @@ def check_push(name: str) -> None:
 
     try:
         validate_repo_id(name)
+        is_right = name.count("/") == 1
     except HFValidationError:
-        name_is_right = False
-    else:
-        name_is_right = name.count("/") == 1
-    if not name_is_right:
+        is_right = False
+    if not is_right:
         raise ValueError(f"--push {name}: write OWNER/NAME, of letters, digits, '-', '_' and '.', as in me/my-model")
     if is_offline():
         raise ValueError(f"--push {name}: nothing goes to the hub while {' or '.join(SWITCHES)} is set: unset it, or push later")

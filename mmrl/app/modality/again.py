@@ -89,9 +89,7 @@ def turns(policy: "TextPolicy") -> Iterator[str]:
     if policy.config.system_prompt:
         phrase = '[{"type": "text", "text": template["system"]}]' if seeing else 'template["system"]'
         yield f'{{"role": "system", "content": {phrase}}}'
-    kind = "image" if "image" in policy.family.sees else "audio"
-    shown = {"image": "PICTURE", "audio": "SOUND"}[kind]
-    key = "image" if kind == "image" else "path"
+    kind, key, shown = ("image", "image", "PICTURE") if "image" in policy.family.sees else ("audio", "path", "SOUND")
     asked = f'[{{"type": "{kind}", "{key}": "{shown}"}}, {{"type": "text", "text": text}}]' if seeing else "text"
     yield f'{{"role": "user", "content": {asked}}}'
 
