@@ -1,7 +1,7 @@
 """Hooks: what parts, samplers and policies may do or declare besides what their protocol asks for. All do nothing by default.
 
-A class inherits them and overrides what it needs. For one that inherits nothing, such as a user's own part, `with_hooks` uses
-those that it defines.
+A class inherits them and overrides what it needs; a part that is a dataclass has its ranges checked. For a class that inherits
+nothing, such as a user's own part, `with_hooks` uses those that it defines.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 from mmrl.core.protocols import Diagnostics, Rounding, View
 from mmrl.core.types import ClipRange, Credit, Prompt, Reading, Rollouts, Scores
+from mmrl.runtime.ranges import check_ranges
 
 Hooks = TypeVar("Hooks")
 
@@ -19,6 +20,7 @@ class PartHooks:
 
     length: int | None = 0
     """The run's completion length, in actions, where the part divides or counts by it; None: the run fills it in."""
+    __post_init__ = check_ranges
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -43,6 +45,9 @@ class PartHooks:
 class TermHooks(PartHooks):
     """A term of the objective."""
 
+    silent_without_advantage: bool = False
+    """Are value and gradient 0 wherever the advantage is 0, so that such rows need no forward?"""
+
     @property
     def clip_range(self) -> ClipRange | None:
         """How far it clips; checked before training, since rounding alone must not be clipped. None: it does not clip."""
@@ -55,11 +60,6 @@ class TermHooks(PartHooks):
         None: it is the same as in later updates.
         """
         return None
-
-    @property
-    def silent_without_advantage(self) -> bool:
-        """Are value and gradient 0 wherever the advantage is 0, so that such rows need no forward?"""
-        return False
 
     @property
     def rebase_after(self) -> int:

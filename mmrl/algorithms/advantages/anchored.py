@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import NonNegative, Number, Range, check_ranges
+from mmrl.runtime.ranges import NonNegative, Number, Range
 
 
 @dataclass(frozen=True)
-class AnchoredNorm:
+class AnchoredNorm(AdvantageHooks):
     """A = (r - mean) / (deviation + eps) of the policy's own samples; an injected one gets anchor * max A (TempSamp-R1).
 
     arXiv:2509.18056, its "advantage anchoring": the ground truth does not push the policy's own rewards below their mean.
@@ -25,7 +26,6 @@ class AnchoredNorm:
     zero_below: NonNegative = 1e-6
     """As in GroupNorm: own samples that differ only by rounding get 0."""
 
-    __post_init__ = check_ranges
     min_group_size = 3
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, refuse_unbounded, to_credit, totals_and_keep
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import PositiveShare, check_ranges
+from mmrl.runtime.ranges import PositiveShare
 
 
 @dataclass(frozen=True)
-class Asymmetric:
+class Asymmetric(AdvantageHooks):
     """A = z (w / (2 sqrt p) + (1 - w) / (2 sqrt(1 - p))), times min(1, w / knee) where A > 0; w the step's mean reward (A-GRAE).
 
     z = (r - p) / biased deviation, p the group's success rate; groups of only right or only wrong answers get 0. Early in
@@ -21,7 +22,6 @@ class Asymmetric:
     knee: PositiveShare = 0.5
     """Mean reward of the step from which right answers count in full: 1 for text, 0.5 for pictures in the paper."""
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

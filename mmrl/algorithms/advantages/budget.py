@@ -13,7 +13,7 @@ from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.notes import Notes
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Credit, Rollouts, Scores, Status
-from mmrl.runtime.ranges import BelowOne, Count, NonNegative, Number, Share, check_ranges
+from mmrl.runtime.ranges import BelowOne, Count, NonNegative, Number, Share
 
 
 class Bucket(NamedTuple):
@@ -99,7 +99,6 @@ class EntropyBudget(Notes, OnTop):
     success_at: Number = 0.5
     """Total reward from which a sample is right."""
 
-    __post_init__ = check_ranges
     reads = (OLD_ENTROPY,)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

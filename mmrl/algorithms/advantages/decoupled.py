@@ -22,12 +22,13 @@ from mmrl.algorithms.advantages.statistics import (
     to_credit,
     totals_and_keep,
 )
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores, Status
-from mmrl.runtime.ranges import BelowOne, NonNegative, Range, check_ranges
+from mmrl.runtime.ranges import BelowOne, NonNegative, Range
 
 
 @dataclass(frozen=True)
-class Decoupled:
+class Decoupled(AdvantageHooks):
     """A = whiten(sum_k w_k (r_k - group mean_k) / (group deviation_k + eps)) (GDPO, arXiv:2601.05242).
 
     No reward can drown another by its variance, and (1, 0) differs from (0, 1). A reward that does not apply to a
@@ -56,8 +57,6 @@ class Decoupled:
     whiten_mode: EpsMode = "add"
     """Where whiten_eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps)."""
     min_group_size = 2
-
-    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

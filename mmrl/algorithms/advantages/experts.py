@@ -15,7 +15,7 @@ from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, che
 
 
 @dataclass(frozen=True)
-class ExpertWhereFew:
+class ExpertWhereFew(AdvantageHooks):
     """A = (r - mean) / (deviation + eps) of own samples; an injected one gets weight G if fewer than `enough` are right (AHPO).
 
     arXiv:2510.08540 (MM-HELIX). G is the number of own samples: with a mean over rollouts the expert's
@@ -32,7 +32,6 @@ class ExpertWhereFew:
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-6
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

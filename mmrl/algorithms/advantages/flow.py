@@ -9,13 +9,13 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
-from mmrl.core.hooks import AdvantageHooks
+from mmrl.core.hooks import AdvantageHooks, PartHooks
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Positive, Range, Share
 
 
 @dataclass(frozen=True)
-class BestOfN:
+class BestOfN(PartHooks):
     """Group advantages of all samples, of which the n / 2 best and n / 2 worst of every group train (DanceGRPO).
 
     arXiv:2505.07818. Nothing is normalized again after the choice. An odd n takes one more at the top.
@@ -25,8 +25,6 @@ class BestOfN:
     """Samples of a group that train: one half the best, the other half the worst."""
     norm: GroupNorm = field(default_factory=lambda: GroupNorm(eps=1e-8, zero_below=1e-6, clip=5.0))
     """The advantage that the chosen samples train on."""
-
-    __post_init__ = check_ranges
 
     @property
     def min_group_size(self) -> int:
@@ -52,7 +50,7 @@ def extremes(values: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class BestWorst:
+class BestWorst(AdvantageHooks):
     """A = 1 for the best sample of a group and -1 for the worst, 0 for the others: labels of online DPO and SFT.
 
     From Flow-GRPO's code (arXiv:2505.05470). Ties go to the first; where all are equal the second sample is best and the first
@@ -63,8 +61,6 @@ class BestWorst:
     """True: the worst sample gets -1. False: it gets 0 like the others, and all that share the maximum get 1."""
     min_group_size: Annotated[int, Range(2, 2**20)] = 2
     """Fewest samples of a group: a smaller algorithm.group_size is refused."""
-
-    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -131,7 +127,6 @@ class StepRewards(AdvantageHooks):
 
     previews = True
     min_group_size = 2
-    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError for rows without rewards of their steps, and for negative ones with `weigh`."""

@@ -21,12 +21,13 @@ from mmrl.algorithms.advantages.statistics import (
     totals_and_keep,
 )
 from mmrl.algorithms.beside import Beside, Parts
+from mmrl.core.hooks import AdvantageHooks, PartHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, check_ranges
 
 
 @dataclass(frozen=True)
-class GroupNorm:
+class GroupNorm(PartHooks):
     """A = (r - group mean) / scale (GRPO, arXiv:2402.03300; scale="none" is Dr. GRPO, arXiv:2503.20783).
 
     The defaults are TRL 1.16's but for zero_below. verl: eps=1e-6, singleton="reward". Flow-GRPO: ddof=0, clip=5.
@@ -48,8 +49,6 @@ class GroupNorm:
     singleton: Singleton = "zero"
     drop_zero: bool = False
     """Rows whose advantage is 0 (groups without spread) leave every count and penalty, unless all do (Flow-GRPO's code)."""
-
-    __post_init__ = check_ranges
 
     @property
     def min_group_size(self) -> int:
@@ -81,7 +80,7 @@ class GroupNorm:
 
 
 @dataclass(frozen=True)
-class RightOrWrong:
+class RightOrWrong(AdvantageHooks):
     """A = 1[r > right_above] - share of such samples in the group, for terms that know right and wrong only (DisCO, DRPO, NFT).
 
     Works for rewards of 0 and 1 or of -1 and 1, both of which the papers use; any other total counts as one of the two.
@@ -90,8 +89,6 @@ class RightOrWrong:
     right_above: Number = 0.5
     """A sample whose total reward is larger is right."""
     min_group_size = 2
-
-    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -165,7 +162,7 @@ class LengthBaseline:
 
 
 @dataclass(frozen=True)
-class PassK:
+class PassK(AdvantageHooks):
     """A = (r_max - r_second) / (deviation + eps) for the best sample of a group, 0 for the others (arXiv:2503.19595).
 
     With a tie at the top no sample gets anything. The pass@k objective for k between 1 and G is not implemented: k = G.
@@ -178,7 +175,6 @@ class PassK:
     zero_below: NonNegative = 1e-6
     """As in GroupNorm: a group of rewards that differ only by rounding gets 0."""
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
@@ -199,7 +195,7 @@ class PassK:
 
 
 @dataclass(frozen=True)
-class ReinforcePlusPlus:
+class ReinforcePlusPlus(PartHooks):
     """A = reward whitened over all actions of the step: (r - mean) / sqrt(variance + eps), long rows counting more.
 
     REINFORCE++ (arXiv:2501.03262). baseline=True subtracts the group's mean first (the paper's variant for groups).
@@ -212,8 +208,6 @@ class ReinforcePlusPlus:
     """Added to the variance, in units of the reward squared."""
     singleton: Singleton = "reward"
     """With a baseline: a group of one keeps its reward before whitening, as in verl."""
-
-    __post_init__ = check_ranges
 
     @property
     def min_group_size(self) -> int:
@@ -247,7 +241,7 @@ class NonZeroScaled:
 
 
 @dataclass(frozen=True)
-class MedianNorm:
+class MedianNorm(AdvantageHooks):
     """A = (r - median) / (max(MAD, floor) + eps); the sample that is the median is dropped (MC-GRPO, arXiv:2601.22582).
 
     MAD is the median of |r - median|; medians are the lower ones. Ask for group_size = G + 1 to train on G.
@@ -260,7 +254,6 @@ class MedianNorm:
     floor: NonNegative = 0.25
     """Smallest MAD to divide by, in units of the reward; 0 = none, as in the paper's code."""
 
-    __post_init__ = check_ranges
     min_group_size = 3
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
@@ -280,7 +273,7 @@ class MedianNorm:
 
 
 @dataclass(frozen=True)
-class TokenAverage:
+class TokenAverage(AdvantageHooks):
     """A = (r - mean) / (deviation + eps) over all actions of the group, so that an answer counts once per action (HAPO).
 
     Code starriver030515/HAPO. The deviation of actions is the biased one. A group with an advantage of `most` or more takes rows
@@ -292,8 +285,6 @@ class TokenAverage:
     most: Positive = 5.0
     """An advantage this large shows that a few actions are set against all the others."""
     min_group_size = 2
-
-    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -309,7 +300,7 @@ class TokenAverage:
 
 
 @dataclass(frozen=True)
-class VirtualBest:
+class VirtualBest(AdvantageHooks):
     """A = (r - mean') / (deviation' + eps), both over the group and `count` virtual samples of reward `best` (NGRPO).
 
     NGRPO, arXiv:2509.18851: where all samples are wrong, all get the same negative advantage, -1/3 for eight of them. Groups in
@@ -322,9 +313,6 @@ class VirtualBest:
     """Virtual samples per group."""
     eps: NonNegative = 1e-6
     """Added to the deviation, in units of the reward."""
-
-    __post_init__ = check_ranges
-    min_group_size = 1
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError when a total is above `best`."""

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores, Status
-from mmrl.runtime.ranges import Count, NonNegative, Number, PositiveShare, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative, Number, PositiveShare
 
 
 @dataclass(frozen=True)
-class WhereLengthPays:
+class WhereLengthPays(AdvantageHooks):
     """A = w (r - mean) / (deviation + eps); w = 1 where the longest right answer is longer than the mean wrong one, else `less`.
 
     ADORA (its report has no arXiv id that could be found). Wrong answers of `cap` actions or more do not count. The two official
@@ -33,7 +34,6 @@ class WhereLengthPays:
     eps: NonNegative = 1e-6
     """Added to the deviation, in units of the reward."""
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

@@ -6,18 +6,17 @@ import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.statistics import by_group, totals_and_keep
+from mmrl.core.hooks import PartHooks
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import Count, NonNegative, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative
 
 
 @dataclass(frozen=True)
-class OnTop:
+class OnTop(PartHooks):
     """The base of advantages that compute an inner A first and modify it."""
 
     inner: GroupNorm = field(default_factory=GroupNorm)
     """The advantage A."""
-
-    __post_init__ = check_ranges
 
     @property
     def min_group_size(self) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, lengths, moments, to_credit, totals_and_keep
+from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores
 from mmrl.runtime.ranges import NonNegative, Range, Share, check_ranges
@@ -15,7 +16,7 @@ from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(PartHooks):
     """A = cross (a r - b mean of the other half) + (1 - cross) (r - mean of its own half): CANON, arXiv:2509.23962.
 
     A group is sorted by length or by mean entropy and cut in the middle (the odd sample goes to the upper half). By length a =
@@ -30,7 +31,6 @@ class Halves:
     favour: Annotated[float, Range(0, high=10)] = 1.0
     """Below 1 it makes long answers (or those of low entropy) worth less against the other half; 1 favours none."""
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     @property

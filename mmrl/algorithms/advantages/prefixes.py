@@ -9,8 +9,9 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import is_rounding, moments, totals_and_keep
 from mmrl.algorithms.turns import states
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Sample, Scores
-from mmrl.runtime.ranges import NonNegative, check_ranges
+from mmrl.runtime.ranges import NonNegative
 
 
 def names_of(sample: Sample, row: int) -> list[Hashable]:
@@ -47,7 +48,7 @@ def worths(paths: Sequence[Sequence[int]], values: Sequence[float]) -> tuple[dic
 
 
 @dataclass(frozen=True)
-class ByPrefix(ABC):
+class ByPrefix(AdvantageHooks, ABC):
     """The base of advantages that look at shared beginnings, of plain samples and of episodes that branch."""
 
     min_group_size = 2
@@ -80,8 +81,6 @@ class PrefixValues(ByPrefix):
     """Added to the deviation, in units of the reward."""
     zero_below: NonNegative = 1e-6
     """A group of rewards that differ only by rounding gets 0."""
-
-    __post_init__ = check_ranges
 
     def of_group(self, paths: Sequence[Sequence[int]], rewards: Tensor) -> list[list[float]]:
         mean, deviation = moments(rewards, ddof=1)

@@ -10,6 +10,7 @@ from torch import Tensor
 from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.advantages.statistics import by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
 from mmrl.algorithms.tracker import Tracked, begin
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.protocols import State
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, Share, check_ranges
@@ -50,7 +51,7 @@ class Visits:
 
 
 @dataclass(frozen=True)
-class SingleStream:
+class SingleStream(AdvantageHooks):
     """A = whiten(r - v), v = right / (right + wrong) of the prompt before the sample; evidence fades (SPO, arXiv:2509.13232).
 
     right <- s right + r, wrong <- s wrong + 1 - r, s = 2^(-D / half) in [0.875, 0.96], D = KL since the prompt was last visited:
@@ -69,9 +70,6 @@ class SingleStream:
     eps: NonNegative = 1e-8
     """Added to that deviation."""
     visits: Visits = field(default_factory=Visits, init=False, compare=False, repr=False)
-    min_group_size = 1
-
-    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError for a total reward outside of [0, 1]."""
@@ -182,7 +180,7 @@ def rows_by_prompt(rollouts: Rollouts, keep: Tensor) -> dict[str, list[int]]:
 
 
 @dataclass(frozen=True)
-class Downsampled:
+class Downsampled(AdvantageHooks):
     """A = (1[right] - p) / (deviation + eps), p and the unbiased deviation over all samples of the group; `keep` rows train.
 
     Reinforce-Ada (arXiv:2510.04996): half of the kept rows are right and half wrong, filled from the other kind; the earliest
@@ -198,7 +196,6 @@ class Downsampled:
     eps: NonNegative = 1e-6
     """Added to the deviation."""
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

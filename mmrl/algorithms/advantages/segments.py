@@ -16,12 +16,12 @@ from mmrl.algorithms.turns import Turns, TurnTable, past_observations
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.readings import OLD_VALUE
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import Count, NonNegative, Number, Share, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative, Number, Share
 from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)
-class SegmentGains:
+class SegmentGains(AdvantageHooks):
     """A = V(end of the action's segment) - V(its beginning), the reward at the last end; near-certain actions do not train (SPO).
 
     The chain form of arXiv:2505.23564, with the values that the planner SegmentValues finds. Actions before the first cut have
@@ -32,9 +32,6 @@ class SegmentGains:
     """The probability from which an action no longer counts as a decision."""
     mask: bool = True
     """Sure actions leave every count. False: they train with their segment's advantage."""
-    min_group_size = 1
-
-    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError if no planner has valued the beginnings of answers."""
@@ -60,7 +57,7 @@ class SegmentGains:
 
 
 @dataclass(frozen=True)
-class ByTurn:
+class ByTurn(AdvantageHooks):
     """The base of advantages of turns: rewards of a sample's turns add up to its total, and every action has its turn's."""
 
     gamma: Share = 1.0
@@ -73,7 +70,6 @@ class ByTurn:
     cut: str = ""
     """The fact of an observation that says that its turn was wrong: no return reaches across it. Empty: returns go on."""
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     def credit(self, scores: Scores, rollouts: Rollouts, f: Callable[[Turns], Tensor]) -> Credit:
@@ -203,7 +199,6 @@ class ValueGae(AdvantageHooks):
     """False: a row that was cut is scored as one that ended."""
 
     reads = (OLD_VALUE,)
-    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

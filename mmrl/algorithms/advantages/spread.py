@@ -8,8 +8,9 @@ from torch import Tensor
 from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.advantages.statistics import by_group, one_per_group, refuse_unbounded, to_credit, totals_and_keep
 from mmrl.algorithms.notes import Notes
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import BelowOne, LargeOrNone, NonNegative, Positive, check_ranges
+from mmrl.runtime.ranges import BelowOne, LargeOrNone, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,6 @@ class WhereSpread(Notes, OnTop):
     """First steps whose deviations do not count."""
     start: LargeOrNone = 10
     """First steps in which every prompt stays."""
-
-    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         credit = self.inner(scores, rollouts)
@@ -61,7 +60,7 @@ class WhereSpread(Notes, OnTop):
 
 
 @dataclass(frozen=True)
-class BetaNorm:
+class BetaNorm(AdvantageHooks):
     """A = (r - p) / Beta(p; alpha, beta), p the group's mean reward, alpha and beta fitted to the step's p (BNPO).
 
     BNPO, arXiv:2506.02864. With m, v the mean and unbiased variance of p over the prompts, c = m (1 - m) / v - 1:
@@ -72,7 +71,6 @@ class BetaNorm:
     max_weight: Positive = 1e6
     """Largest 1 / density, where the density of p vanishes."""
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

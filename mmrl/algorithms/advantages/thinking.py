@@ -23,7 +23,7 @@ from mmrl.algorithms.beside import (
 )
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Prompt, Rollouts, Sample, Scores
-from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, Range, check_ranges
+from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, Range
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,6 @@ class AboveReference(AdvantageHooks, Beside):
     """What it is worth not to think: how much accuracy may be lost for it."""
     column: str = "reference_accuracy"
     """The column with the share of right answers of the start weights, thinking."""
-
-    __post_init__ = check_ranges
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError without the planner ThinkOrNot."""
@@ -81,7 +79,6 @@ class WithinBudgets(AdvantageHooks, Beside):
     pi: Positive = math.pi
     """3.1416 in its code."""
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     def check_beside(self, algorithm: Parts) -> None:
@@ -123,7 +120,7 @@ def segment_values(rewards: Float[Tensor, "g s"], chances: Float[Tensor, " s"], 
 
 
 @dataclass(frozen=True)
-class BudgetRelative(Beside):
+class BudgetRelative(AdvantageHooks, Beside):
     """A thought's tokens between two cuts get what it earns at later budgets, less what it earned before and what others earn.
 
     BRPO, arXiv:2505.13438, for groups of the planner BudgetCuts. An answer is compared with those from the same cut: r - mean.
@@ -135,7 +132,6 @@ class BudgetRelative(Beside):
     discount: Annotated[float, Range(above=0, high=1000)] = 2.0
     """In a thought's own baseline: how much more what it earned at a budget counts than what it earned at the one before."""
 
-    __post_init__ = check_ranges
     min_group_size = 2
 
     def check_beside(self, algorithm: Parts) -> None:

@@ -8,14 +8,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import EpsMode, is_rounding, moments, standardize, totals_and_keep
+from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import ORIGIN, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Reading, Rollouts, Scores
-from mmrl.runtime.ranges import NonNegative, Positive, PositiveShare, Range, check_ranges
+from mmrl.runtime.ranges import NonNegative, Positive, PositiveShare, Range
 from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)
-class TreeNorm:
+class TreeNorm(PartHooks):
     """A = (node - mean of the depth) / deviation, a node being worth the mean of its leaves (BranchGRPO, arXiv:2509.06040).
 
     Nodes of one depth are compared within their group, and only those reached by an action that trains: with TempFlow's branches
@@ -44,8 +45,6 @@ class TreeNorm:
     chains, ours are whole ones; its first mode keeps the first steps of every chain (Tree.first_half_only)."""
     min_group_size: Annotated[int, Range(2, 2**20)] = 2
     """Fewest samples of a group: a smaller algorithm.group_size is refused."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -12,7 +12,7 @@ from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.notes import Notes
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import Count, PositiveShare, check_ranges
+from mmrl.runtime.ranges import Count, PositiveShare
 from mmrl.runtime.tensors import masked_mean
 
 
@@ -35,7 +35,6 @@ class MostSpread(Notes, OnTop):
     over: Count = 100
     """Steps."""
 
-    __post_init__ = check_ranges
     reads = (OLD_ENTROPY,)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

@@ -12,7 +12,7 @@ from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import Surrogate, log_ratio, ratio_metrics
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Number, Range, Seed, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Number, Range, Seed, Share
 from mmrl.runtime.tensors import masked_mean
 
 
@@ -35,8 +35,6 @@ class KlCov(OfTheMinibatch):
     """Share of the minibatch's actions that are held back."""
     coef: NonNegative = 1.0
     """Penalty of a held action per nat of |log ratio|."""
-
-    __post_init__ = check_ranges
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
@@ -70,8 +68,6 @@ class ClipCov(OfTheMinibatch):
     """PPO's clip: the ratio counts as at most 1 + high."""
     seed: Seed = 0
     """Seed of the draw."""
-
-    __post_init__ = check_ranges
 
     @property
     def clip_range(self) -> ClipRange:

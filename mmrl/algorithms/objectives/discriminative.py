@@ -13,7 +13,7 @@ from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import LOG_RATIO_BOUND, OldPenalty, Surrogate, actions_only, log_ratio
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.runtime.ranges import Count, NonNegative, Positive, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative, Positive
 from mmrl.runtime.tensors import masked_mean
 
 
@@ -34,8 +34,6 @@ class Discriminative(Surrogate):
     """DRPO's lambda, in shares of `length`; None: right answers count alike."""
     length: Count | None = None
     """The unit of `short`, in actions; None: the run fills in its max_new_tokens."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -104,8 +102,6 @@ class TrustHinge(OldPenalty):
     """In nats per action."""
     estimator: Literal["k1", "k3"] = "k3"
     """Of the KL divergence, per action: one of the formulas above."""
-
-    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:

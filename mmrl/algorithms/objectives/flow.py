@@ -18,7 +18,7 @@ from mmrl.algorithms.objectives.terms import (
 )
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PIXELS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Number, Positive, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Number, Positive, Share
 from mmrl.runtime.tensors import masked_mean
 
 
@@ -41,8 +41,6 @@ class FlowKL(Penalty):
     bad_share: Share = 1.0
     """What the term counts at a sample as bad as can be, of what it counts at a good one: c + (1 - c) g, with g = A / 10 + 1/2 in
     [0, 1] (CRD: 1e-3)."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -85,8 +83,6 @@ class RatioNorm(ProportionalToAdvantage):
     bias: Literal["row", "batch"] = "row"
     """batch: one b per denoising step for all rows, which the official code has by accident; then a minibatch is never cut."""
 
-    __post_init__ = check_ranges
-
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD)
@@ -125,8 +121,6 @@ class DivergenceMask(ProportionalToAdvantage):
     divide: bool = True
     """False: mean (mu - mu_old)^2 / 2, whatever the noise of the step."""
 
-    __post_init__ = check_ranges
-
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD)
@@ -155,8 +149,6 @@ class RewardGradient(Penalty):
     """Rows that score more teach nothing; None: all teach."""
     guidance: NonNegative | None = None
     """The guidance of the velocities that are evaluated again; None: the policy's, as the samples were drawn."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

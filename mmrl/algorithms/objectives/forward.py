@@ -11,7 +11,7 @@ from torch import Tensor
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, Surrogate, actions_only, mean_square
 from mmrl.core.readings import SIGMA, SOUND_ADVANTAGE, SOUND_FROM, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
+from mmrl.runtime.ranges import NonNegative, Positive
 
 Error = Literal["velocity", "noise"]
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
@@ -41,8 +41,6 @@ class NegativeAware(Surrogate):
     parts: bool = False
     """True: of samples that are a clip and its sound the sum of both parts' values, each by its own advantage, with a gradient
     through w, as in the code of OmniNFT, arXiv:2605.12480; take the advantage PerModality."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -123,8 +121,6 @@ class AdvantageMatching(ProportionalToAdvantage):
     combine: Literal["exp_first", "sum_first"] = "exp_first"
     """sum_first: one ratio per sample, from lp summed over its times; the gradient is then larger by their number."""
 
-    __post_init__ = check_ranges
-
     @property
     def scope(self) -> Scope:
         return "rollout" if self.combine == "sum_first" else "action"
@@ -179,8 +175,6 @@ class Matching(ProportionalToAdvantage):
     """velocity: of flow models; noise: of models that predict noise, such as Stable Diffusion 1.5 and XL."""
     guidance: Positive | None = 1.0
     """The guidance of v: 1: none, as training scripts have it; FLUX.1-dev takes a number as an input. None: the policy's."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

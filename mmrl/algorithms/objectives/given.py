@@ -201,8 +201,6 @@ class PairScores(OfScores):
     center: NonNegative = 0.0
     """c: how much a pair's scores are kept around 0; .01 in arXiv:2312.09244."""
 
-    __post_init__ = check_ranges
-
     @property
     def scope(self) -> Scope:
         return "group"

@@ -12,7 +12,7 @@ from mmrl.algorithms.objectives.forward import Error, error_of, error_reads
 from mmrl.algorithms.objectives.terms import Surrogate, actions_only, mean_square
 from mmrl.core.readings import TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
+from mmrl.runtime.ranges import NonNegative, Positive
 from mmrl.runtime.tensors import within
 
 Averaged = Literal["old", "ema"]
@@ -36,8 +36,6 @@ class CenteredReward(Surrogate):
     """False: e = mean (v - target)^2."""
     old: Averaged = "ema"
     """The weights that r is measured from: an average of the policy that also samples, or (old) the policy itself."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -84,8 +82,6 @@ class GroupPreference(Surrogate):
     """The weights that errors are compared with; ema: TDM-R1's dynamic reference."""
     old: Averaged = "ema"
     """The weights that sampled: an average of the policy that also samples, or (old) the policy itself."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -136,8 +132,6 @@ class DenoisingPreference(Surrogate):
     """How much e_w is added."""
     guidance: Positive | None = 1.0
     """The guidance of all velocities: 1: none, as training scripts have it; None: the policy's."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -14,7 +14,7 @@ from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Range, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Range, Share
 
 
 def rows_from_outside(batch: Batch) -> Bool[Tensor, "n 1"]:
@@ -77,8 +77,6 @@ class EvenStart(ProportionalToAdvantage, Beside):
     """The ratio counts as at most 1 + high."""
     share: Annotated[float, Range(above=0, below=1)] = 0.5
     """How likely the first half's beginning counts as; the other's is 1 - share."""
-
-    __post_init__ = check_ranges
 
     @property
     def at_first_update(self) -> str | None:

@@ -13,7 +13,7 @@ from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, actions_on
 from mmrl.algorithms.uncertainty import uncertainty
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Range, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Range, Share
 
 Actions = Float[Tensor, "n t"]
 
@@ -37,8 +37,6 @@ class MovingClip(ProportionalToAdvantage):
     """The ratio counts as at least c - low."""
     high: NonNegative = 0.2
     """The ratio counts as at most c + high."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -79,8 +77,6 @@ class EntropyClip(ProportionalToAdvantage):
     """For A < 0 the value is at most -dual A."""
     sign: Literal["paper", "code"] = "paper"
     """code: u as the released code computes it."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -13,7 +13,7 @@ from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import OldPenalty, Surrogate, actions_only, log_ratio, ratio_metrics
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Positive, Range, Share
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ class Rec(Surrogate):
     """ring: ratios from 1 + outer_high on train again where A <= 0."""
     temperature: Positive = 1.0
     """Of exp(A / temperature), in units of the advantage."""
-
-    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:
@@ -108,8 +106,6 @@ class VarianceBound(Notes, Surrogate):
     rate: NonNegative = 0.0
     """Step size of the multiplier; 0: it stays constant."""
 
-    __post_init__ = check_ranges
-
     @property
     def current(self) -> float:
         """The current multiplier."""
@@ -176,8 +172,6 @@ class NegativeAwareText(Surrogate):
     """rollout: the ratio of the whole answer, the exponential of its summed log ratio, at most e^10."""
     rates: tuple[Annotated[float, Range(above=0, below=1)], Annotated[float, Range(above=0, below=1)]] = (0.02, 0.98)
     """q is clamped to this range."""
-
-    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:

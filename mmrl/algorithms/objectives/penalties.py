@@ -12,7 +12,7 @@ from mmrl.algorithms.views import MaskPatches
 from mmrl.core.protocols import View
 from mmrl.core.readings import ENTROPY, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.runtime.ranges import Positive, check_ranges
+from mmrl.runtime.ranges import Positive
 
 KlKind = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
 
@@ -34,8 +34,6 @@ class ReferenceKL(Penalty):
     """The estimate is clamped to [-c, c]; no gradient beyond."""
     ratio_correction: Literal["none", "action", "rollout"] = "none"
     """Multiply by the live policy / old ratio, because the actions were sampled from old (TRL 1.16's default)."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

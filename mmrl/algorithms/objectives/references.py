@@ -13,7 +13,7 @@ from mmrl.algorithms.objectives.terms import actions_only
 from mmrl.core.hooks import TermHooks
 from mmrl.core.readings import MEAN_REWARD, PREVIOUS_LOGPROBS, REF_LOGPROBS, REWARD
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.runtime.ranges import Large, LargeOrNone, NonNegative, Share, check_ranges
+from mmrl.runtime.ranges import Large, LargeOrNone, NonNegative, Share
 
 
 class OfDivergence(TermHooks):
@@ -52,8 +52,6 @@ class BetweenReferences(Notes, OfDivergence):
     switch: LargeOrNone = 100
     """Step after which the policy becomes the base; 0: never. 50 to 100 in the paper, although w only falls from 51 on."""
 
-    __post_init__ = check_ranges
-
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (*self.kl.reads, PREVIOUS_LOGPROBS)
@@ -90,8 +88,6 @@ class LooserWhereGood(OfDivergence):
     """How the divergence is estimated."""
     gain: NonNegative = 0.6
     """Per unit of reward; 0.6 is the paper's."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -12,7 +12,7 @@ from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import PLAIN, Penalty, Surrogate, actions_only, rollout_mean
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, REWARD, VALUE
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.runtime.ranges import Positive, Share, check_ranges
+from mmrl.runtime.ranges import Positive, Share
 from mmrl.runtime.tensors import within
 
 
@@ -30,8 +30,6 @@ class AdvantageRegression(Surrogate):
     """In nats. At 1 and above, small updates are hardly more than policy gradient; at 0.01 the first one is all gain."""
     level: Literal["sum", "mean"] = "sum"
     """rho is the paper's sum over the actions, which favours long rollouts, or their mean."""
-
-    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:
@@ -77,8 +75,6 @@ class ValueFit(Penalty):
     """What a reward is worth one action earlier."""
     group: bool = False
     """Only before a row's first action, and against the mean reward of its group; the row's actions share the square."""
-
-    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:

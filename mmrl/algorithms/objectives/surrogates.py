@@ -107,8 +107,6 @@ class Cispo(ProportionalToAdvantage):
     level: Level = "action"
     """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
 
-    __post_init__ = check_ranges
-
     @property
     def scope(self) -> Scope:
         return self.level
@@ -142,8 +140,6 @@ class Sapo(ProportionalToAdvantage):
     level: Level = "action"
     """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
 
-    __post_init__ = check_ranges
-
     @property
     def scope(self) -> Scope:
         return self.level
@@ -167,8 +163,6 @@ class Gmpo(ProportionalToAdvantage):
     """A log ratio counts as at least -low, in nats."""
     high: NonNegative = 0.4
     """A log ratio counts as at most high, in nats."""
-
-    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:
@@ -204,8 +198,6 @@ class Vespo(ProportionalToAdvantage):
     """lambda where A < 0."""
     sampler: bool = False
     """Multiply old / sampler into w (instead of a RolloutCorrection weight); needs Algorithm.old = "reread"."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -252,8 +244,6 @@ class Dppo(ProportionalToAdvantage):
     truncate: Positive = 20.0
     """Largest ratio that the gradient is multiplied by."""
 
-    __post_init__ = check_ranges
-
     @property
     def clip_range(self) -> ClipRange:
         return ClipRange(self.low, self.high, of="probability")
@@ -280,8 +270,6 @@ class Dro(Surrogate):
     """Strength of the pull, per nat squared of log ratio."""
     whole: bool = False
     """The square is of the row's whole log ratio, the sum over its actions, which its actions share."""
-
-    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:

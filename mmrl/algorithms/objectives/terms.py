@@ -45,9 +45,7 @@ class Surrogate(TermHooks):
 class ProportionalToAdvantage(Surrogate):
     """A surrogate whose value at an action is the advantage (or its mean over the row) times something finite."""
 
-    @property
-    def silent_without_advantage(self) -> bool:
-        return True
+    silent_without_advantage = True
 
 
 class Penalty(TermHooks):

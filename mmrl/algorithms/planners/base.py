@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.core.hooks import PlannerHooks
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores, Status
-from mmrl.runtime.ranges import Count, Factor, NonNegative, check_ranges
+from mmrl.runtime.ranges import Count, Factor, NonNegative
 
 
 def one_request_each(prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> list[Request]:
@@ -54,8 +54,6 @@ class DynamicSampling(PlannerHooks):
     """Compare this reward alone instead of the weighted total: name the accuracy, or format noise keeps uninformative groups."""
     oversample: Factor = 1.0
     """Fresh prompts per missing group."""
-
-    __post_init__ = check_ranges
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         return one_request_each(prompts, group_size, first_id, seed)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mmrl.algorithms.planners.asked import Remembering
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.types import Branch, Group, Prompt, Request, Revision, Rollouts
-from mmrl.runtime.ranges import Count, Large, NonNegative, Share, check_ranges
+from mmrl.runtime.ranges import Count, Large, NonNegative, Share
 
 
 def is_begun_again(draw: float, first_entropy: float, entropy: float, weight: float = 0.2, chance: float = 0.5) -> bool:
@@ -68,8 +68,6 @@ class BranchWhereUnsure(Remembering):
     """Tokens of the model, by whose logarithm entropies are divided; those of Qwen2.5."""
     growth: Growth = field(default_factory=Growth, init=False, compare=False, repr=False)
     """Of this step."""
-
-    __post_init__ = check_ranges
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         vars(self.growth).update(vars(Growth(group_size)))

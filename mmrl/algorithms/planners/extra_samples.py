@@ -14,14 +14,12 @@ from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from mmrl.algorithms.planners.asked import Remembering
 from mmrl.core.types import Group, Revision
-from mmrl.runtime.ranges import Count, NonNegative, Number, Range, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative, Number, Range
 
 
 @dataclass(frozen=True)
 class Again(Remembering):
     """A planner that gives some groups more samples, with random numbers of their own."""
-
-    __post_init__ = check_ranges
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Ask for more samples of the groups that want some."""

@@ -11,7 +11,7 @@ from mmrl.algorithms.planners.asked import Remembering
 from mmrl.algorithms.planners.base import Once
 from mmrl.core.hooks import PlannerHooks
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores, Tempering
-from mmrl.runtime.ranges import Count, Share, check_ranges
+from mmrl.runtime.ranges import Count, Share
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Scouts(Remembering):
 
     max_rounds = 2
     scouts = True
-    __post_init__ = check_ranges
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         few = Tempering(num_steps=self.steps)

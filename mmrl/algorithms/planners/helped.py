@@ -94,7 +94,6 @@ class SerialExits(Remembering):
     """True: the beginning of a thought also trains in every answer that branches off it, which makes thoughts after the first
     right exit rarer. False: a thought trains once, in the whole answer, which never earns most."""
 
-    __post_init__ = check_ranges
     max_rounds = 2
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:

@@ -9,7 +9,7 @@ from math import isnan
 from mmrl.algorithms.planners.asked import Remembering
 from mmrl.algorithms.segments import SURE, cutpoints, probabilities_of
 from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Rollouts
-from mmrl.runtime.ranges import Count, Share, check_ranges
+from mmrl.runtime.ranges import Count, Share
 
 Values = dict[tuple[int, int], tuple[tuple[int, float], ...]]
 
@@ -57,7 +57,6 @@ class SegmentValues(CutAnswers):
     """Samples that go on from each cut."""
     sure: Share = SURE
     """The probability from which an action no longer counts as a decision."""
-    __post_init__ = check_ranges
 
     def cuts_of(self, row: Sequence[float]) -> list[int]:
         return [cut + 1 for cut in cutpoints(row, self.interval, self.sure)]
@@ -106,7 +105,6 @@ class TreeBranches(CutAnswers):
     """Tokens of an answer before which others begin."""
     siblings: Count = 2
     """Samples that begin at each of them."""
-    __post_init__ = check_ranges
 
     def cuts_of(self, row: Sequence[float]) -> list[int]:
         return sorted(sorted(range(len(row)), key=row.__getitem__)[: self.places])

@@ -10,7 +10,7 @@ from mmrl.algorithms.planners.base import Once, one_request_each
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.core.samples import Media, Observation, Turn
 from mmrl.core.types import Dialogue, Given, Prompt, Request, Shown
-from mmrl.runtime.ranges import Share, check_ranges
+from mmrl.runtime.ranges import Share
 
 COMPLETION = "completion"
 """The column in which data sets keep an answer exactly as it was written."""
@@ -137,8 +137,6 @@ class Taught(Once):
     converted to the model's."""
     say: Callable[[Prompt, str], str] | None = field(default=None, init=False, compare=False, repr=False)
 
-    __post_init__ = check_ranges
-
     def said_by(self, say: Callable[[Prompt, str], str]) -> "Taught":
         """A copy, with what makes the taught text of a prompt and its completion, which may be empty."""
         found = replace(self)
@@ -256,8 +254,6 @@ class Pairs(Once):
     rejected: str = "rejected"
     """The column with the other one."""
 
-    __post_init__ = check_ranges
-
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt without a pair, with two equal completions, or that another prompt contradicts."""
         refuse_both_ways((prompt, pair_of(prompt, self.chosen, self.rejected)) for prompt in prompts)
@@ -279,8 +275,6 @@ class PicturePairs(Once):
 
     preferred: str = "preferred"
     """The column that says which of the two was preferred, 0 or 1; a prompt without it: the first."""
-
-    __post_init__ = check_ranges
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt without two pictures, or that prefers none of them."""

@@ -16,7 +16,7 @@ from mmrl.algorithms.uncertainty import uncertainty
 from mmrl.core.hooks import PlannerHooks
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores, Tempering
-from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Positive, Range, Share
 from mmrl.runtime.tensors import masked_mean
 
 
@@ -42,7 +42,6 @@ class Tempered(Notes, PlannerHooks):
     """This step's prompts by group, with their pictures."""
     seeds: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 
-    __post_init__ = check_ranges
     max_rounds = 2
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
@@ -116,8 +115,6 @@ class ByDoubt(Notes, Once):
     sign: Literal["paper", "code"] = "paper"
     """code: tokens below the pivot are drawn hotter as well, as the released code has it."""
     heats_tokens = True
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -28,8 +28,6 @@ class Probed(Once):
     view: ShuffleFrames = field(default_factory=ShuffleFrames)
     """How frames are shuffled."""
 
-    __post_init__ = check_ranges
-
     @property
     def views(self) -> Mapping[str, View]:
         return {"shuffled": self.view}

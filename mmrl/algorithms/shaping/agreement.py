@@ -8,9 +8,10 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.shaping.columns import PlainShaping
 from mmrl.algorithms.shaping.turns import with_bonus
 from mmrl.core.types import Group, Reading, Rollouts, Scores
-from mmrl.runtime.ranges import NonNegative, check_ranges
+from mmrl.runtime.ranges import NonNegative
 
 
 def token_f1(one: str, other: str) -> float:
@@ -34,7 +35,7 @@ def agreement(answers: Sequence[Sequence[str]]) -> list[list[float]]:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Agreement(PlainShaping):
     """Adds a reward `agreement`: the mean F1 of words of a sample with all samples of the prompt's other wordings (PS-GRPO).
 
     arXiv:2510.04392, from its abstract and reviews; theirs is BLEU. For groups of the planner Wordings. Nonsense that is
@@ -45,9 +46,6 @@ class Agreement:
     """Weight of the reward in the total; ours."""
     column: str = "paraphrases"
     """The planner's column with the other wordings."""
-
-    __post_init__ = check_ranges
-    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already, or for a prompt without another wording."""

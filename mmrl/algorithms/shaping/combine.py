@@ -11,13 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.algorithms.shaping.columns import PlainShaping
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores, Status
-from mmrl.runtime.ranges import Number, Range, check_ranges
+from mmrl.runtime.ranges import Number, Range
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(PlainShaping):
     """r_k' = r_k g, or r_k [g >= at_least]: what a reward is worth only where another one allows it (accuracy gated by format).
 
     Every gated reward gets a column `<name>_gated`, which takes over its weight; the gate counts by itself only through its own
@@ -30,9 +31,6 @@ class Gate:
     """The gated ones; empty: all others of non-zero weight."""
     at_least: Number | None = None
     """None: multiply; else all or nothing."""
-
-    __post_init__ = check_ranges
-    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError for a name that no reward has."""
@@ -50,7 +48,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Minimum:
+class Minimum(PlainShaping):
     """r = min_k r_k over the rewards that apply: only the weakest side of an answer counts. The rewards must have the same scale.
 
     A column `minimum` with weight `weight` is added, and the rewards it is made of keep none. It failed where one of them did.
@@ -60,9 +58,6 @@ class Minimum:
     """Empty: all of non-zero weight."""
     weight: Number = 1.0
     """Weight of the column `minimum` in the total."""
-
-    __post_init__ = check_ranges
-    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError for a name that no reward has."""
@@ -76,7 +71,7 @@ class Minimum:
 
 
 @dataclass(frozen=True)
-class Unlikeliness:
+class Unlikeliness(PlainShaping):
     """r_i' = r_i (1 - penalty rank_i / G), rank 0 = the least likely of its group (arXiv:2506.02355).
 
     Answers that the policy finds easily earn less than those it hardly finds. Likely means the mean old log-probability of a
@@ -87,7 +82,6 @@ class Unlikeliness:
     penalty: Annotated[float, Range(0, 1)] = 0.25
     """Share of the reward that is lost at rank G; the likeliest sample has rank G - 1."""
 
-    __post_init__ = check_ranges
     reads = (OLD_LOGPROBS,)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:

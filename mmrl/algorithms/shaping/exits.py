@@ -8,9 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.beside import exit_of
+from mmrl.algorithms.shaping.columns import PlainShaping
 from mmrl.algorithms.shaping.video import instead
 from mmrl.core.types import Reading, Rollouts, Scores
-from mmrl.runtime.ranges import Number, check_ranges
+from mmrl.runtime.ranges import Number
 
 
 def exit_rewards(right: Bool[Tensor, " g"]) -> Float[Tensor, " g"]:
@@ -19,7 +20,7 @@ def exit_rewards(right: Bool[Tensor, " g"]) -> Float[Tensor, " g"]:
 
 
 @dataclass(frozen=True)
-class ExitDecay:
+class ExitDecay(PlainShaping):
     """Adds `<reward>_exit` in place of a reward: 2^-(k - 1) for the k-th right sample of a group, from the earliest exit on.
 
     S-GRPO, arXiv:2505.07686; for groups of SerialExits. The whole answer, which has no given tokens, is the last exit.
@@ -29,9 +30,6 @@ class ExitDecay:
     """The accuracy; None: the first reward."""
     success_at: Number = 0.5
     """The reward from which a sample is right."""
-
-    __post_init__ = check_ranges
-    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         exits = torch.tensor([exit_of(sample) for _, sample in rollouts.samples()], dtype=torch.long)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.shaping.columns import PlainShaping
 from mmrl.core.types import Reading, Rollouts, Scores, Status
-from mmrl.runtime.ranges import Count, NonNegative, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative
 
 
 @dataclass(frozen=True)
-class OverlongPenalty:
+class OverlongPenalty(PlainShaping):
     """Adds a reward `overlong`: 0 up to length - buffer actions, then linear to -1 at length (DAPO, arXiv:2503.14476)."""
 
     length: Count | None = None
@@ -20,9 +21,6 @@ class OverlongPenalty:
     """In actions. None: a fifth of the length, as in the paper (4096 of 20480)."""
     weight: NonNegative = 1.0
     """Weight of the reward `overlong` in the total."""
-
-    __post_init__ = check_ranges
-    reads = ()
 
     def with_length(self, length: int) -> "OverlongPenalty":
         """The same with the run's completion length."""

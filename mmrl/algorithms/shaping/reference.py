@@ -10,7 +10,7 @@ from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.samples import answer_text
 from mmrl.core.types import Prompt, Reading, Rollouts, Scores, Status
-from mmrl.runtime.ranges import NonNegative, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Share
 
 NAME = "reference_probability"
 
@@ -30,8 +30,6 @@ class ReferenceProbability(PartHooks):
     """Subtract the probability without the thought; costs a second forward."""
     floor: Share = 0.0
     """The least reward."""
-
-    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

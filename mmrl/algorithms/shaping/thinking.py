@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.beside import SHARES, Beside, Parts, check_budgets, part_numbers, worth_of
+from mmrl.algorithms.shaping.columns import PlainShaping
 from mmrl.algorithms.shaping.turns import among_scored, with_bonus
 from mmrl.algorithms.shaping.video import instead, reward_column
 from mmrl.core.hooks import PartHooks
@@ -31,7 +32,7 @@ def written(rollouts: Rollouts) -> Float[Tensor, " n"]:
 
 
 @dataclass(frozen=True)
-class ShorterIsBetter:
+class ShorterIsBetter(PlainShaping):
     """Adds `shorter`: l = 1/2 - (n - shortest) / (longest - shortest) in the group for right samples, min(0, l) for wrong ones.
 
     Kimi k1.5, arXiv:2501.12599; 0 where all are as long. n is in tokens; a port of it counts letters.
@@ -43,9 +44,6 @@ class ShorterIsBetter:
     """The accuracy; None: the first reward."""
     success_at: Number = 0.5
     """The reward from which a sample is right."""
-
-    __post_init__ = check_ranges
-    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy = reward_column(scores, self, self.reward)[0]
@@ -87,7 +85,6 @@ class BudgetReward(PartHooks, Beside):
     pi: Positive = math.pi
     """3.1416 in its code."""
 
-    __post_init__ = check_ranges
     reads = ()
 
     def with_length(self, length: int) -> "BudgetReward":

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.shaping.columns import PlainShaping
 from mmrl.algorithms.shaping.combine import substitute
 from mmrl.algorithms.turns import uses
 from mmrl.core.types import Reading, Rollouts, Scores, Status
-from mmrl.runtime.ranges import NonNegative, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Share
 from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)
-class WhereToolsHelp:
+class WhereToolsHelp(PlainShaping):
     """Adds a reward `tools_help` to samples that used a tool: the sign of mean(r that did) - mean(r that did not) beyond `least`.
 
     The contrast of GeometryZero's GCPO, arXiv:2506.07160, from summaries. The two sides of a group are those that the policy
@@ -29,9 +30,6 @@ class WhereToolsHelp:
     """The fact of an observation that says that a tool was used."""
     asked: bool = False
     """Compare the halves that were asked with and without the tool, in place of those that used it and did not."""
-
-    __post_init__ = check_ranges
-    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already."""
@@ -50,7 +48,7 @@ class WhereToolsHelp:
 
 
 @dataclass(frozen=True)
-class SeldomTools:
+class SeldomTools(PlainShaping):
     """Adds a reward `seldom_tools` to samples that used a tool: max(wanted - share of the group that did, 0) (VR-Thinker).
 
     The reward for exploration of arXiv:2510.10518, from summaries.
@@ -62,9 +60,6 @@ class SeldomTools:
     """The share of a group from which using tools brings nothing more; ours."""
     fact: str = "tool"
     """The fact of an observation that says that a tool was used."""
-
-    __post_init__ = check_ranges
-    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already."""

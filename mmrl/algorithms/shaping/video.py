@@ -7,15 +7,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.algorithms.shaping.columns import PlainShaping
 from mmrl.algorithms.views import column
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores, Status
-from mmrl.runtime.ranges import Count, CountOrNone, NonNegative, Number, Positive, check_ranges
+from mmrl.runtime.ranges import Count, CountOrNone, NonNegative, Number, Positive
 from mmrl.runtime.tensors import masked_mean, within
 
 
 @dataclass(frozen=True)
-class TemporalBonus:
+class TemporalBonus(PlainShaping):
     """Adds `temporal`: bonus where r > correct_above, if mean r >= ratio * mean r of the probes (T-GRPO, arXiv:2503.21776).
 
     r is one reward of a group's samples, the probes are those drawn with shuffled frames. With a single binary reward the bonus
@@ -34,9 +35,6 @@ class TemporalBonus:
     correct_above: Number = 0.1
     """The reward above which a sample counts as correct."""
 
-    __post_init__ = check_ranges
-    reads = ()
-
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy, weight = reward_column(scores, self, self.reward)
         name = column(self.reward or scores.names[0], self.view)
@@ -50,7 +48,7 @@ class TemporalBonus:
 
 
 @dataclass(frozen=True)
-class LengthBonus:
+class LengthBonus(PlainShaping):
     """Adds `length_band`: bonus for correct rollouts of low to high actions, if several of the group are correct.
 
     Video-R1 (arXiv:2503.21776): thoughts long enough to hold an argument, and no longer.
@@ -67,9 +65,6 @@ class LengthBonus:
     correct_above: Number = 0.1
     """The reward above which a rollout counts as correct."""
 
-    __post_init__ = check_ranges
-    reads = ()
-
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy, weight = reward_column(scores, self, self.reward)
         correct = accuracy > self.correct_above
@@ -82,7 +77,7 @@ class LengthBonus:
 
 
 @dataclass(frozen=True)
-class SoftReward:
+class SoftReward(PlainShaping):
     """r >= tau: tau + rise ln(r - tau + 1); r < tau: tau - (e^(fall (tau - r)) - 1) / (e^fall - 1) (TempSamp-R1).
 
     arXiv:2509.18056. Adds `<reward>_soft` with the reward's weight, and keeps the reward itself for the log: among good answers
@@ -98,9 +93,6 @@ class SoftReward:
     fall: Positive = 1.0
     """Bend below tau, per unit of reward: the larger, the steeper far below."""
 
-    __post_init__ = check_ranges
-    reads = ()
-
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         return instead(scores, self, self.reward, "soft", self.soften)
 
@@ -111,16 +103,13 @@ class SoftReward:
 
 
 @dataclass(frozen=True)
-class InjectedScale:
+class InjectedScale(PlainShaping):
     """Adds `<reward>_scaled`: scale * r for injected samples, r for the policy's own (TempSamp-R1's "reward downscaling")."""
 
     reward: str | None = None
     """None: the first reward."""
     scale: NonNegative = 0.8
     """Factor of an injected sample's reward."""
-
-    __post_init__ = check_ranges
-    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
@@ -129,7 +118,7 @@ class InjectedScale:
 
 
 @dataclass(frozen=True)
-class ConsistencyBonus:
+class ConsistencyBonus(PlainShaping):
     """Adds `consistency`: coef r for right answers the averaged policy expects, too, after the same thought (GRPO-CARE).
 
     arXiv:2506.16141. Confidence c = min(exp(mean ema log-prob of the answer's tokens), most). Right = r > correct_above and
@@ -148,7 +137,6 @@ class ConsistencyBonus:
     correct_above: Number = 0.1
     """The reward above which a sample counts as right."""
 
-    __post_init__ = check_ranges
     reads = (EMA_LOGPROBS, ANSWER_MASK)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:

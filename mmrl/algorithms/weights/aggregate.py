@@ -7,13 +7,13 @@ from torch import Tensor
 
 from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.turns import turn_numbers
-from mmrl.core.hooks import PartHooks, PlannerHooks, with_hooks
+from mmrl.core.hooks import PlannerHooks, WeightHooks, with_hooks
 from mmrl.core.types import Batch, Counts, Reading, Scope
-from mmrl.runtime.ranges import Count, NonNegative, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative
 
 
-class PlainWeight:
-    """The declarations of a weight that reads nothing and looks at one rollout at a time, as all aggregations do."""
+class PlainWeight(WeightHooks):
+    """The declarations of a weight that looks at one rollout at a time, as aggregations do; most read nothing."""
 
     reads: tuple[Reading, ...] = ()
     scope: Scope = "rollout"
@@ -53,8 +53,6 @@ class FixedLength(PlainWeight):
 
     length: Count | None = None
     """In actions. None: the run fills in its max_new_tokens."""
-
-    __post_init__ = check_ranges
 
     def with_length(self, length: int) -> "FixedLength":
         """The same with the run's completion length."""
@@ -109,7 +107,7 @@ class TurnMean(PlainWeight):
 
 
 @dataclass(frozen=True)
-class FirstApart(PlainWeight, PartHooks, Beside):
+class FirstApart(PlainWeight, Beside):
     """share = alpha / N at a rollout's first action, 1 / (all others) elsewhere (DeGRPO of Thinkless, arXiv:2505.13379).
 
     The first token decides whether to think: however long the thought, it keeps its say. As in its code later actions count
@@ -119,7 +117,6 @@ class FirstApart(PlainWeight, PartHooks, Beside):
     alpha: NonNegative = 1e-3
     """What the first action weighs, all later ones together being 1."""
 
-    __post_init__ = check_ranges
     length = None
 
     def with_length(self, length: int) -> "FirstApart":

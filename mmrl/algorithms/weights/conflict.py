@@ -7,16 +7,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.hooks import WeightHooks
 from mmrl.core.readings import MEAN_REWARD, REWARD
-from mmrl.core.types import Batch, Counts, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, check_ranges
+from mmrl.core.types import Batch, Counts, Scope
+from mmrl.runtime.ranges import NonNegative
 
 ROUNDING = 1e-6
 """A reward this near to its group's mean is neither right nor wrong."""
 
 
 @dataclass(frozen=True)
-class ConflictTokens:
+class ConflictTokens(WeightHooks):
     """w / max(1, number of shared tokens), w at those 0 in wrong answers and `boost` in right ones, 1 at the others (GTPO).
 
     GTPO, arXiv:2508.03772. An answer is right if its reward is above its group's mean and wrong below, whatever else its
@@ -28,12 +29,7 @@ class ConflictTokens:
 
     boost: NonNegative = 2.0
     """Weight of shared tokens in right answers."""
-
-    __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (REWARD, MEAN_REWARD)
+    reads = (REWARD, MEAN_REWARD)
 
     @property
     def scope(self) -> Scope:

@@ -7,14 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.algorithms.weights.aggregate import PlainWeight
+from mmrl.core.hooks import PartHooks, WeightHooks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Batch, Counts, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, check_ranges
+from mmrl.core.types import Batch, Counts, Scope
+from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare
 from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class HighEntropy:
+class HighEntropy(WeightHooks):
     """1 for the `quantile` of actions with the highest entropy, 0 for the others ("80/20", arXiv:2506.01939).
 
     The threshold is taken over the actions of the minibatch, at the weights that sampled (TRL: at the current ones, again in
@@ -24,12 +26,8 @@ class HighEntropy:
     quantile: PositiveShare = 0.2
     """The part that is kept, in (0, 1]."""
 
-    __post_init__ = check_ranges
     reads = (OLD_ENTROPY,)
-
-    @property
-    def pools(self) -> tuple[Reading, ...]:
-        return (OLD_ENTROPY,)
+    pools = (OLD_ENTROPY,)
 
     @property
     def scope(self) -> Scope:
@@ -44,7 +42,7 @@ class HighEntropy:
 
 
 @dataclass(frozen=True)
-class RolloutCorrection:
+class RolloutCorrection(PartHooks):
     """old / sampler, for samplers whose probabilities differ from the trainer's (TIS and MIS; TRL 1.16's default mode).
 
     Per action, or multiplied over the rollout (TRL's product, not ms-swift's geometric mean). `truncate` clamps the ratio
@@ -59,7 +57,6 @@ class RolloutCorrection:
     high: Positive | None = 3.0
     """Largest ratio; None: no bound."""
 
-    __post_init__ = check_ranges
     reads = (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
 
     @property
@@ -81,7 +78,7 @@ class RolloutCorrection:
 
 
 @dataclass(frozen=True)
-class OffPolicyMask:
+class OffPolicyMask(PlainWeight):
     """0 for actions with A < 0 of rollouts where mean_t(log sampler - log old) > delta (OPSM, DeepSeek-V3.2, arXiv:2512.02556).
 
     What the policy has left behind must not be pushed further down. The gap is taken once, before the first update
@@ -91,12 +88,7 @@ class OffPolicyMask:
     delta: Number = 0.5
     """In nats per action."""
 
-    __post_init__ = check_ranges
     reads = (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
-
-    @property
-    def scope(self) -> Scope:
-        return "rollout"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         gap = masked_mean(-sampler_gap(batch), batch.rollouts.action_mask, dim=1)

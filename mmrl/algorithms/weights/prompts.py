@@ -9,13 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.weights.aggregate import PlainWeight
-from mmrl.core.hooks import WeightHooks
 from mmrl.core.types import Batch, Counts, Group, MediaSize, Prompt, Sample
-from mmrl.runtime.ranges import Positive, PositiveShare, check_ranges
+from mmrl.runtime.ranges import Positive, PositiveShare
 
 
 @dataclass(frozen=True)
-class Difficulty(PlainWeight, WeightHooks):
+class Difficulty(PlainWeight):
     """The number in a column of the prompt, for every action of its rollouts (GUI-G1, arXiv:2505.15810).
 
     There it grows as the target box shrinks against the picture. The column is used as it is, without normalizing.
@@ -57,7 +56,7 @@ class Rectangle(Protocol):
 
 
 @dataclass(frozen=True)
-class SmallTarget(PlainWeight, WeightHooks):
+class SmallTarget(PlainWeight):
     """kappa = clamp((reference / s)^power, least, most), s the share of the picture that the true box covers (GUI-G1).
 
     arXiv:2505.15810, whose data hold such a number for every prompt (Difficulty reads it); how it was made of the box's relative
@@ -72,8 +71,6 @@ class SmallTarget(PlainWeight, WeightHooks):
     """kappa of large boxes."""
     most: Positive = 2.0
     """kappa of tiny ones."""
-
-    __post_init__ = check_ranges
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         """Raises ValueError when a prompt's answer is no box."""

@@ -7,13 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.rhythm import Kind, Rhythm
+from mmrl.algorithms.weights.aggregate import PlainWeight
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE
-from mmrl.core.types import Batch, Counts, Scope
-from mmrl.runtime.ranges import Count, Factor, Share, check_ranges
+from mmrl.core.types import Batch, Counts
+from mmrl.runtime.ranges import Count, Factor, Share
 
 
 @dataclass(frozen=True)
-class AttentionRhythm:
+class AttentionRhythm(PlainWeight):
     """`amplify` where A >= 0 and a token plans or anchors, 1 elsewhere; coupled: anchors hand a part to the token they follow.
 
     Attention Illuminates LLM Reasoning, arXiv:2510.13554. Costs a forward in which a few layers compute their attention twice, of
@@ -32,12 +33,7 @@ class AttentionRhythm:
     moved: Share = 0.5
     """coupled: the part of an anchor's gain that goes to that jump."""
 
-    __post_init__ = check_ranges
     reads = (ATTENTION_DISTANCE, ATTENTION_INFLUENCE)
-
-    @property
-    def scope(self) -> Scope:
-        return "rollout"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         weights = torch.ones_like(batch.advantages)

@@ -8,13 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.views import SEEN
+from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import TAUGHT
 from mmrl.core.types import Batch, Counts, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, check_ranges
+from mmrl.runtime.ranges import NonNegative
 
 
 @dataclass(frozen=True)
-class SureTeacher:
+class SureTeacher(PartHooks):
     """exp(-beta H) over its mean in rows that a teacher has to itself, 1 elsewhere: H the entropy of the teacher's next token.
 
     SRPO, arXiv:2604.02288. The mean is over all such tokens of the minibatch, of all processes. Take FollowTeacher with
@@ -25,8 +26,6 @@ class SureTeacher:
     """How much a teacher's doubt counts, per nat."""
     model: Literal["teacher", "ref", "ema"] = "ema"
     """Whose weights the teacher has."""
-
-    __post_init__ = check_ranges
 
     @property
     def entropy(self) -> Reading:
