@@ -52,7 +52,9 @@ def test_gates_name_rewards():
     given = table([[0.5, 0.5, 0.0]], [1.0, 1.0, 0.0], names=("iou", "count", "format"))
     assert Gate(rewards=("iou",))(given, rows(1), {}).weights.tolist() == [0, 1, 0, 1]
     assert Gate()(given, rows(1), {}).names[3:] == ("iou_gated", "count_gated")
-    with pytest.raises(ValueError, match=r"Gate\.by is 'forma'.*iou, count, format"):
+    with pytest.raises(
+        ValueError, match=r"Gate\.by is 'forma'; the run has the rewards \['iou', 'count', 'format'\]: name one of them"
+    ):
         Gate(by="forma")(given, rows(1), {})
     with pytest.raises(ValueError, match="'iou_gated' already"):
         Gate()(replace(given, names=("iou", "iou_gated", "format")), rows(1), {})

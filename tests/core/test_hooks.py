@@ -13,6 +13,7 @@ from mmrl.algorithms.planners.replay import ReplayGroups
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.core.hooks import AdvantageHooks, PartHooks, PlannerHooks, TermHooks, WeightHooks, defines, with_hooks
 from mmrl.core.types import ClipRange, Prompt
+from mmrl.runtime.ranges import NonNegative
 from tests.support.each import for_each
 
 CLIPPED = ClipRange(0.1, 0.2)
@@ -77,11 +78,20 @@ def test_a_length_that_is_not_the_runs_stays():
     assert part_with_length(part, 9) is part
 
 
+def test_a_part_that_inherits_hooks_has_its_ranges_checked():
+    @dataclass(frozen=True)
+    class Own(PartHooks):
+        weight: NonNegative = 1.0
+
+    with pytest.raises(ValueError, match=r"Own\.weight is -1\.0: it must be 0 or more"):
+        Own(-1.0)
+
+
 @for_each("slot", sorted({*SLOTS} - {"sampler", "schedule", "ema_decay"}))
 def test_a_shipped_hook_is_called_as_it_is_declared(slot: str):
     """A slip in a hook's name or arguments would be silent: the part would merely do nothing."""
     for name, part in kinds(slot).items():
         for hook, declared in inspect.getmembers(HOOKS.get(slot, PartHooks), inspect.isfunction):
             own = inspect.getattr_static(part, hook, None)
-            if own is not None:
+            if own is not None and hook != "__post_init__":
                 assert [*inspect.signature(own).parameters] == [*inspect.signature(declared).parameters], (name, hook)

@@ -11,7 +11,7 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.branches import BranchWhereUnsure
 from mmrl.algorithms.planners.hints import AskedHalves
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.shaping.turns import with_bonus
+from mmrl.algorithms.shaping.columns import with_column
 from mmrl.algorithms.turns import uses
 from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.types import Reading, Rollouts, Scores
@@ -27,7 +27,7 @@ class Always:
     reads: tuple[Reading, ...] = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
-        return with_bonus(scores, "used", uses(rollouts), 0.5)
+        return with_column(scores, self, "used", uses(rollouts), 0.5)
 
 
 def against_one_turn(name: str, task: tasks.PlayTask) -> Row:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.notes import Notes
+from mmrl.algorithms.shaping.columns import with_column
 from mmrl.core.readings import OLD_ENTROPY
-from mmrl.core.types import Credit, Rollouts, Scores, Status
+from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import BelowOne, Count, NonNegative, Number, Share
 
 
@@ -118,7 +119,7 @@ class EntropyBudget(Notes, OnTop):
             for row in map(int, rows):
                 bonus[row] = budget_score(name, float(counts[row]), target, bool(totals[row] >= self.success_at), size)
         self.learn(seen)
-        return self.inner(with_column(scores, "entropy_budget", bonus), rollouts)
+        return self.inner(with_column(scores, self, "entropy_budget", bonus, 1.0), rollouts)
 
     def threshold(self, entropies: Tensor, mask: Tensor) -> float:
         """The mean entropy above which a passage is uncertain; it follows the rows."""
@@ -136,16 +137,3 @@ class EntropyBudget(Notes, OnTop):
             size = self.notes.get(f"coefficient/{name}", self.coefficient) + self.rate * away
             self.notes[f"coefficient/{name}"] = min(max(size, 0.0), 2.0)
             self.notes[f"target/{name}"] = mean
-
-
-def with_column(scores: Scores, name: str, values: Tensor) -> Scores:
-    """The scores with one more reward of weight 1 (n,)."""
-    column = values.to(scores.values.dtype)[:, None]
-    status = torch.full_like(scores.status[:, :1], int(Status.OK))
-    return replace(
-        scores,
-        names=(*scores.names, name),
-        values=torch.cat([scores.values, column], dim=1),
-        status=torch.cat([scores.status, status], dim=1),
-        weights=torch.cat([scores.weights, torch.ones_like(scores.weights[:1])]),
-    )

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
+from mmrl.algorithms.shaping.columns import place_of, values_at
 from mmrl.core.hooks import AdvantageHooks
-from mmrl.core.types import Credit, Rollouts, Scores, Status
+from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, PositiveShare
 
 
@@ -45,12 +46,7 @@ class WhereLengthPays(AdvantageHooks):
     def _right(self, scores: Scores, totals: Tensor) -> Tensor:
         if not self.correct:
             return totals > self.above
-        if self.correct not in scores.names:
-            raise ValueError(
-                f"algorithm.advantage.correct is {self.correct!r}, not one of {', '.join(scores.names)}: name one of them"
-            )
-        column = scores.names.index(self.correct)
-        return (scores.values[:, column] > self.above) & (scores.status[:, column] == Status.OK)
+        return values_at(scores, place_of(scores, self.correct, "algorithm.advantage.correct")) > self.above
 
     def _weigh(self, rows: Tensor) -> Tensor:
         rewards, right, length = rows.unbind(1)

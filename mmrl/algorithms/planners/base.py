@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mmrl.algorithms.shaping.columns import place_of, values_at
 from mmrl.core.hooks import PlannerHooks
-from mmrl.core.types import Group, Prompt, Request, Revision, Scores, Status
+from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 from mmrl.runtime.ranges import Count, Factor, NonNegative
 
 
@@ -63,7 +64,9 @@ class DynamicSampling(PlannerHooks):
 
         Raises ValueError if `reward` names no reward, or no group is informative after the last round.
         """
-        rewards = self._rewards(scores)
+        rewards = scores.total()
+        if self.reward is not None:
+            rewards = values_at(scores, place_of(scores, self.reward, "DynamicSampling.reward"))
         informative = [group.id for group in groups if self._spread(group, rewards[group_ids == group.id]) > self.min_spread]
         kept = frozenset(informative[:wanted])
         drop = frozenset(group.id for group in groups) - kept
@@ -78,14 +81,6 @@ class DynamicSampling(PlannerHooks):
                 "and scores (`mmrl reward test`), give prompts the model sometimes solves, or raise the sampling temperature"
             )
         return Revision(drop_groups=drop)
-
-    def _rewards(self, scores: Scores) -> Tensor:
-        if self.reward is None:
-            return scores.total()
-        if self.reward not in scores.names:
-            raise ValueError(f"DynamicSampling.reward is {self.reward!r}; the run has the rewards {list(scores.names)}")
-        k = scores.names.index(self.reward)
-        return scores.values[:, k].masked_fill(scores.status[:, k] != Status.OK, float("nan"))
 
     def _spread(self, group: Group, rewards: Tensor) -> float:
         rows = zip(group.samples, (float(reward) for reward in rewards), strict=True)

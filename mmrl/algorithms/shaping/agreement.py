@@ -8,8 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.shaping.columns import PlainShaping
-from mmrl.algorithms.shaping.turns import with_bonus
+from mmrl.algorithms.shaping.columns import PlainShaping, with_column
 from mmrl.core.types import Group, Reading, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative
 
@@ -52,7 +51,7 @@ class Agreement(PlainShaping):
         found = {group.id: self.of_group(group) for group in rollouts.groups}
         rows = zip(map(int, rollouts.group_ids), map(int, rollouts.sample_ids), strict=True)
         values = torch.tensor([found[group_id][i] for group_id, i in rows], dtype=torch.float64)
-        return with_bonus(scores, "agreement", values, self.weight)
+        return with_column(scores, self, "agreement", values, self.weight)
 
     def of_group(self, group: Group) -> list[float]:
         """The reward of every sample of a group, in the order in which the planner asks."""

@@ -3,15 +3,14 @@
 For plain sums see Scores.total; the advantage Decoupled adds rewards after normalizing each within its group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.algorithms.shaping.columns import PlainShaping
+from mmrl.algorithms.shaping.columns import PlainShaping, place_of, with_column
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores, Status
 from mmrl.runtime.ranges import Number, Range
@@ -43,7 +42,7 @@ class Gate(PlainShaping):
         for k in gated:
             value = torch.where(status == Status.OK, scores.values[:, k] * factor, scores.values[:, k])
             joint = torch.where(status == Status.FAILED, int(Status.FAILED), scores.status[:, k])
-            scores = substitute(scores, (k,), f"{scores.names[k]}_gated", value, joint, scores.weights[k])
+            scores = with_column(scores, self, f"{scores.names[k]}_gated", value, scores.weights[k], joint, [k])
         return scores
 
 
@@ -67,7 +66,7 @@ class Minimum(PlainShaping):
         values = torch.where(status == Status.OK, scores.values[:, places], torch.inf).amin(1)
         joint = torch.where((status == Status.NA).all(1), int(Status.NA), int(Status.OK))
         joint = torch.where((status == Status.FAILED).any(1), int(Status.FAILED), joint)
-        return substitute(scores, places, "minimum", values, joint, scores.weights.new_tensor(self.weight))
+        return with_column(scores, self, "minimum", values, self.weight, joint, places)
 
 
 @dataclass(frozen=True)
@@ -95,27 +94,3 @@ class Unlikeliness(PlainShaping):
             factor[rows] = 1 - self.penalty * rank.to(factor) / max(int(rows.sum()), 1)
         weighted = scores.weights != 0
         return replace(scores, values=torch.where(weighted, scores.values * factor[:, None], scores.values))
-
-
-def place_of(scores: Scores, name: str, setting: str) -> int:
-    if name not in scores.names:
-        raise ValueError(f"{setting} is {name!r}, but the rewards are called {', '.join(scores.names)}")
-    return scores.names.index(name)
-
-
-def substitute(
-    scores: Scores, places: Sequence[int], name: str, values: Float[Tensor, " n"], status: Int[Tensor, " n"], weight: Tensor
-) -> Scores:
-    """The scores with a new column that takes the weight of those at `places`; ValueError if a reward has its name."""
-    if name in scores.names:
-        raise ValueError(f"a reward is named {name!r} already, the name of a column that shaping adds: rename the reward")
-    weights = scores.weights.clone()
-    weights[list(places)] = 0
-    values = torch.where(status == Status.OK, values, torch.nan)
-    return replace(
-        scores,
-        names=(*scores.names, name),
-        values=torch.cat([scores.values, values[:, None]], dim=1),
-        status=torch.cat([scores.status, status[:, None].to(scores.status)], dim=1),
-        weights=torch.cat([weights, weight[None].to(weights)]),
-    )

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from mmrl.algorithms.shaping.columns import PlainShaping
-from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.algorithms.shaping.columns import PlainShaping, with_column
+from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative
 
 
@@ -33,15 +32,7 @@ class OverlongPenalty(PlainShaping):
                 "OverlongPenalty.length is not set, and nothing filled in the run's max_new_tokens: "
                 "give the penalty a length, OverlongPenalty(length=1024)"
             )
-        if "overlong" in scores.names:
-            raise ValueError("a reward is named 'overlong' already, the name of OverlongPenalty's column: rename the reward")
         buffer = max(self.length // 5, 1) if self.buffer is None else self.buffer
         num_actions = rollouts.action_mask.sum(1).to(scores.values)
         penalty = ((self.length - buffer - num_actions) / buffer).clamp(-1, 0)
-        return replace(
-            scores,
-            names=(*scores.names, "overlong"),
-            values=torch.cat([scores.values, penalty[:, None]], dim=1),
-            status=torch.cat([scores.status, torch.full_like(scores.status[:, :1], Status.OK)], dim=1),
-            weights=torch.cat([scores.weights, scores.weights.new_tensor([self.weight])]),
-        )
+        return with_column(scores, self, "overlong", penalty, self.weight)

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.shaping.columns import with_column
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.samples import answer_text
-from mmrl.core.types import Prompt, Reading, Rollouts, Scores, Status
+from mmrl.core.types import Prompt, Reading, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Share
-
-NAME = "reference_probability"
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,11 @@ class ReferenceProbability(PartHooks):
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward of this name is there already."""
-        if NAME in scores.names:
-            raise ValueError(f"a reward is named {NAME!r} already, the name of ReferenceProbability's column: rename the reward")
         probability = row_values(frozen[REFERENCE_PROBABILITY])
         found = probability >= 0
         base = row_values(frozen[BASE_PROBABILITY]).clamp(min=0) if self.debias else torch.zeros_like(probability)
-        value = torch.where(found, gain(probability, base, self.floor), 0.0).to(scores.values)
-        return Scores(
-            (*scores.names, NAME),
-            torch.cat([scores.values, value[:, None]], dim=1),
-            torch.cat([scores.status, torch.full_like(scores.status[:, :1], Status.OK)], dim=1),
-            torch.cat([scores.weights, scores.weights.new_tensor([self.weight])]),
-        )
+        value = torch.where(found, gain(probability, base, self.floor), 0.0)
+        return with_column(scores, self, "reference_probability", value, self.weight)
 
 
 def row_values(reading: Tensor) -> Tensor:

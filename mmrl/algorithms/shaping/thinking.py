@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.algorithms.advantages.statistics import by_group
 from mmrl.algorithms.beside import SHARES, Beside, Parts, check_budgets, part_numbers, worth_of
-from mmrl.algorithms.shaping.columns import PlainShaping
-from mmrl.algorithms.shaping.turns import among_scored, with_bonus
-from mmrl.algorithms.shaping.video import instead, reward_column
+from mmrl.algorithms.shaping.columns import PlainShaping, instead, reward_column, with_column
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Prompt, Reading, Rollouts, Scores
@@ -47,8 +46,10 @@ class ShorterIsBetter(PlainShaping):
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy = reward_column(scores, self, self.reward)[0]
-        lead = among_scored(accuracy, rollouts, written(rollouts), self.lead)
-        return with_bonus(scores, "shorter", torch.where(accuracy >= self.success_at, lead, lead.clamp(max=0)), self.weight)
+        lead = by_group(rollouts, ~accuracy.isnan(), written(rollouts), self.lead)
+        return with_column(
+            scores, self, "shorter", torch.where(accuracy >= self.success_at, lead, lead.clamp(max=0)), self.weight
+        )
 
     def lead(self, lengths: Float[Tensor, " g"]) -> Float[Tensor, " g"]:
         """1/2 for the shortest of a group down to -1/2 for the longest."""

@@ -1,17 +1,16 @@
 """Bonuses for the use of tools that depend on the group: where they help, or are seldom used."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.shaping.columns import PlainShaping
-from mmrl.algorithms.shaping.combine import substitute
+from mmrl.algorithms.advantages.statistics import by_group, totals_and_keep
+from mmrl.algorithms.shaping.columns import PlainShaping, with_column
 from mmrl.algorithms.turns import uses
-from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Share
-from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class WhereToolsHelp(PlainShaping):
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already."""
-        totals = scores.total().double()
+        totals, keep = totals_and_keep(scores)
         used = uses(rollouts, self.fact).to(totals)
         side = first_halves(rollouts).to(totals) if self.asked else used
-        found = among_scored(totals, rollouts, torch.stack([totals, used, side], dim=1), self._contrast)[:, 0]
-        return with_bonus(scores, "tools_help", found, self.weight)
+        found = by_group(rollouts, keep, torch.stack([totals, used, side], dim=1), self._contrast)[:, 0]
+        return with_column(scores, self, "tools_help", found, self.weight)
 
     def _contrast(self, rows: Tensor) -> Tensor:
         totals, used, side = rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0
@@ -63,10 +62,10 @@ class SeldomTools(PlainShaping):
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already."""
-        totals = scores.total().double()
+        totals, keep = totals_and_keep(scores)
         used = uses(rollouts, self.fact).to(totals)
-        found = among_scored(totals, rollouts, used, lambda group: group * (self.wanted - group.mean()).clamp(min=0))
-        return with_bonus(scores, "seldom_tools", found, self.weight)
+        found = by_group(rollouts, keep, used, lambda group: group * (self.wanted - group.mean()).clamp(min=0))
+        return with_column(scores, self, "seldom_tools", found, self.weight)
 
 
 def first_halves(rollouts: Rollouts) -> Tensor:
@@ -74,16 +73,3 @@ def first_halves(rollouts: Rollouts) -> Tensor:
     sizes = {group.id: len(group.samples) for group in rollouts.groups}
     half = torch.tensor([sizes[group_id] // 2 for group_id in map(int, rollouts.group_ids)])
     return rollouts.sample_ids < half.to(rollouts.sample_ids.device)
-
-
-def among_scored(totals: Tensor, rollouts: Rollouts, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply f, which keeps the shape, to the rows of every group that have a total; the others get 0."""
-    keep, out = ~totals.isnan(), torch.zeros_like(x)
-    out[keep] = within(rollouts.group_ids[keep], x[keep], f)
-    return out
-
-
-def with_bonus(scores: Scores, name: str, values: Tensor, weight: float) -> Scores:
-    """The scores with one more reward that applies to every row."""
-    status = torch.full_like(scores.status[:, 0], Status.OK)
-    return substitute(scores, (), name, values.to(scores.values), status, scores.weights.new_tensor(weight))

@@ -1,16 +1,16 @@
 """Shapings of video methods: bonuses for seeing the order of frames and for answers that follow from thoughts; soft rewards."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.shaping.columns import PlainShaping
+from mmrl.algorithms.shaping.columns import PlainShaping, instead, reward_column, with_column
 from mmrl.algorithms.views import column
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
-from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.runtime.ranges import Count, CountOrNone, NonNegative, Number, Positive
 from mmrl.runtime.tensors import masked_mean, within
 
@@ -39,12 +39,12 @@ class TemporalBonus(PlainShaping):
         accuracy, weight = reward_column(scores, self, self.reward)
         name = column(self.reward or scores.names[0], self.view)
         if name not in scores.names:
-            return with_column(scores, "temporal", torch.full_like(accuracy, torch.nan), weight)
+            return with_column(scores, self, "temporal", torch.full_like(accuracy, torch.nan), weight)
         probes = scores.values[:, scores.names.index(name)]
         ordered = within(rollouts.group_ids, accuracy, lambda r: r.nanmean().expand_as(r))
         earned = (accuracy > self.correct_above) & (ordered >= self.ratio * probes)
         bonus = torch.where(probes.isnan() | accuracy.isnan(), torch.nan, self.bonus * earned.to(accuracy))
-        return with_column(scores, "temporal", bonus, weight)
+        return with_column(scores, self, "temporal", bonus, weight)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class LengthBonus(PlainShaping):
         length = rollouts.action_mask.sum(1)
         earned = correct & several & (length >= self.low) & (length <= self.high)
         return with_column(
-            scores, "length_band", torch.where(accuracy.isnan(), torch.nan, self.bonus * earned.to(accuracy)), weight
+            scores, self, "length_band", torch.where(accuracy.isnan(), torch.nan, self.bonus * earned.to(accuracy)), weight
         )
 
 
@@ -145,40 +145,9 @@ class ConsistencyBonus(PlainShaping):
         confidence = masked_mean(frozen[EMA_LOGPROBS], answers, dim=1).to(accuracy).exp().clamp(max=self.most)
         rows = torch.stack([accuracy, confidence], dim=1)
         earned = within(rollouts.group_ids, rows, lambda x: self._bonus_rows(x[:, 0], x[:, 1])[:, None].to(x).expand_as(x))[:, 0]
-        return with_column(scores, "consistency", self.coef * accuracy * earned, weight)
+        return with_column(scores, self, "consistency", self.coef * accuracy * earned, weight)
 
     def _bonus_rows(self, accuracy: Float[Tensor, " g"], confidence: Float[Tensor, " g"]) -> Bool[Tensor, " g"]:
         right = (accuracy > self.correct_above) & (accuracy >= accuracy.nanmean())
         # No right row: the mean is NaN, and nothing is at least NaN.
         return right & (confidence >= confidence[right].mean() - self.margin)
-
-
-def reward_column(scores: Scores, part: object, reward: str | None) -> tuple[Float[Tensor, " n"], Tensor]:
-    """Values (NaN where there is none) and weight of a reward, None being the first; ValueError if none is called so."""
-    if reward is not None and reward not in scores.names:
-        raise ValueError(f"{type(part).__name__}.reward is {reward!r}; the run has the rewards {list(scores.names)}")
-    k = 0 if reward is None else scores.names.index(reward)
-    return scores.values[:, k].masked_fill(scores.status[:, k] != Status.OK, torch.nan), scores.weights[k]
-
-
-def with_column(scores: Scores, name: str, values: Float[Tensor, " n"], weight: Tensor) -> Scores:
-    """The scores with one more reward, NaN where it does not apply; ValueError if a reward is called so already."""
-    if name in scores.names:
-        raise ValueError(f"a reward is named {name!r} already, the name of a shaping's column: rename the reward")
-    status = torch.where(values.isnan(), int(Status.NA), int(Status.OK))
-    return Scores(
-        (*scores.names, name),
-        torch.cat([scores.values, values[:, None]], dim=1),
-        torch.cat([scores.status, status[:, None].to(scores.status)], dim=1),
-        torch.cat([scores.weights, weight[None]]),
-    )
-
-
-def instead(scores: Scores, part: object, reward: str | None, suffix: str, f: Callable[[Tensor], Tensor]) -> Scores:
-    """The scores with `<reward>_<suffix>` = f(reward) in the reward's place; the reward itself stays, with weight 0."""
-    values, weight = reward_column(scores, part, reward)
-    k = 0 if reward is None else scores.names.index(reward)
-    added = with_column(scores, f"{scores.names[k]}_{suffix}", f(values), weight)
-    status, weights = added.status.clone(), added.weights.clone()
-    status[:, -1], weights[k] = scores.status[:, k], 0.0
-    return replace(added, status=status, weights=weights)
