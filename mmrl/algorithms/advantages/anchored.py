@@ -31,11 +31,9 @@ class AnchoredNorm(AdvantageHooks):
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
         given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
-        rows = torch.stack([totals, given.to(totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._normalize)[:, 0], keep, rollouts, scores)
+        return to_credit(by_group(rollouts, keep, totals, self._normalize, given), keep, rollouts, scores)
 
-    def _normalize(self, rows: Tensor) -> Tensor:
-        rewards, given = rows[:, 0], rows[:, 1] > 0
+    def _normalize(self, rewards: Tensor, given: Tensor) -> Tensor:
         own = rewards[~given]
         values = torch.zeros_like(rewards)
         if len(own) > 1 and bool((own != own[0]).any()):
@@ -43,4 +41,4 @@ class AnchoredNorm(AdvantageHooks):
             if not is_rounding(own, deviation, self.zero_below):
                 values = (rewards - mean) / (deviation + self.eps)
                 values[given] = self.anchor * values[~given].max()
-        return torch.stack([values, rows[:, 1]], dim=1)
+        return values

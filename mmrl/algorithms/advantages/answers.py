@@ -57,16 +57,14 @@ class SemanticEntropy:
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        rows = torch.stack([totals, answers(rollouts, self.pattern).to(totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._scale)[:, 0], keep, rollouts, scores)
+        return to_credit(by_group(rollouts, keep, totals, self._scale, answers(rollouts, self.pattern)), keep, rollouts, scores)
 
-    def _scale(self, rows: Tensor) -> Tensor:
-        rewards, labels = rows.unbind(1)
-        if len(rows) == 1:
-            return torch.zeros_like(rows)
-        logs = [math.log(share) for share in shares([float(label) for label in labels])]
-        factor = 1 - self.alpha * (-sum(logs) / len(logs)) / math.log(len(rows))
-        return torch.stack([less_mean(rewards, "zero") * factor, labels], dim=1)
+    def _scale(self, rewards: Tensor, labels: Tensor) -> Tensor:
+        if len(rewards) == 1:
+            return torch.zeros_like(rewards)
+        logs = [math.log(share) for share in shares(list(map(int, labels)))]
+        factor = 1 - self.alpha * (-sum(logs) / len(logs)) / math.log(len(rewards))
+        return less_mean(rewards, "zero") * factor
 
 
 @dataclass(frozen=True)
@@ -154,22 +152,20 @@ class Polychromic:
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        labels, ids = answers(rollouts, self.pattern), rollouts.group_ids
-        rows = torch.stack([totals, labels.to(totals), ids.to(totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._compare)[:, 0], keep, rollouts, scores)
+        beside = answers(rollouts, self.pattern), rollouts.group_ids
+        return to_credit(by_group(rollouts, keep, totals, self._compare, *beside), keep, rollouts, scores)
 
-    def _compare(self, rows: Tensor) -> Tensor:
-        rewards, labels, ids = rows.unbind(1)
-        chosen = self.sets(len(rows), int(ids[0]))
+    def _compare(self, rewards: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
+        chosen = self.sets(len(rewards), int(ids[0]))
         values = torch.zeros_like(rewards)
         if chosen:
             index = torch.tensor(chosen)
-            distinct = torch.tensor([len(set(map(float, one))) for one in labels[index]]).to(rewards) / index.shape[1]
+            distinct = torch.tensor([len(set(map(int, one))) for one in labels[index]]).to(rewards) / index.shape[1]
             merit = rewards[index].mean(1) * distinct
-            held = torch.zeros(len(index), len(rows)).to(rewards).scatter_(1, index, 1.0)
+            held = torch.zeros(len(index), len(rewards)).to(rewards).scatter_(1, index, 1.0)
             times = held.sum(0)
             values = torch.where(times > 0, ((merit - merit.mean())[:, None] * held).sum(0) / times.clamp(min=1), 0.0)
-        return torch.stack([values, labels, ids], dim=1)
+        return values
 
     def sets(self, size: int, group_id: int) -> list[tuple[int, ...]]:
         """The sets of a group of `size` samples; none if it is no larger than a set."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.advantages.statistics import by_group, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.readings import OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
@@ -37,18 +38,16 @@ class ExpertWhereFew(AdvantageHooks):
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
         given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
-        rows = torch.stack([totals, given.to(totals)], dim=1)
-        values = by_group(rollouts, keep, rows, self._credit)[:, 0]
+        values = by_group(rollouts, keep, totals, self._credit, given)
         return to_credit(values, keep & ~(given & (values == 0)), rollouts, scores)
 
-    def _credit(self, rows: Tensor) -> Tensor:
-        rewards, given = rows[:, 0], rows[:, 1] > 0
+    def _credit(self, rewards: Tensor, given: Tensor) -> Tensor:
         own = rewards[~given]
         values = torch.zeros_like(rewards)
         values[~given] = standardize(own, self.ddof, self.eps)
         if int((own >= self.success_at).sum()) < self.enough:
             values[given] = self.weight * len(own)
-        return torch.stack([values, rows[:, 1]], dim=1)
+        return values
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,12 @@ class Told(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class ExceptTaught:
+class ExceptTaught(OnTop):
     """The advantage of rewards, and 0 in rows that a teacher has to itself, which stay in all counts (SRPO, arXiv:2604.02288)."""
 
     inner: GroupNorm = field(default_factory=GroupNorm)
     """The advantage of rewards: it compares all rows."""
     reads = (TAUGHT,)
-
-    @property
-    def min_group_size(self) -> int:
-        return self.inner.min_group_size
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         credit = self.inner(scores, rollouts)

@@ -153,12 +153,8 @@ class LengthBaseline:
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        rows = torch.stack([totals, lengths(rollouts, totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._against_weighted_mean)[:, 0], keep, rollouts, scores)
-
-    def _against_weighted_mean(self, rows: Tensor) -> Tensor:
-        rewards, num_actions = rows.unbind(1)
-        return torch.stack([less_mean(rewards, self.singleton, num_actions), num_actions], dim=1)
+        values = by_group(rollouts, keep, totals, lambda r, n: less_mean(r, self.singleton, n), lengths(rollouts, totals))
+        return to_credit(values, keep, rollouts, scores)
 
 
 @dataclass(frozen=True)
@@ -288,15 +284,14 @@ class TokenAverage(AdvantageHooks):
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        rows = torch.stack([totals, lengths(rollouts, totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._standardize)[:, 0], keep, rollouts, scores)
+        values = by_group(rollouts, keep, totals, self._standardize, lengths(rollouts, totals))
+        return to_credit(values, keep, rollouts, scores)
 
-    def _standardize(self, rows: Tensor) -> Tensor:
-        rewards, counts = rows.unbind(1)
+    def _standardize(self, rewards: Tensor, counts: Tensor) -> Tensor:
         values = standardize(rewards, ddof=0, eps=self.eps, weights=counts)
         if bool((values.abs() >= self.most).any()):
             values = standardize(rewards, ddof=1, eps=self.eps)
-        return torch.stack([values, counts], dim=1)
+        return values
 
 
 @dataclass(frozen=True)

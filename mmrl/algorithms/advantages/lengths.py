@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
@@ -40,18 +39,16 @@ class WhereLengthPays(AdvantageHooks):
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError when no reward has the name `correct`."""
         totals, keep = totals_and_keep(scores)
-        rows = torch.stack([totals, self._right(scores, totals).to(totals), lengths(rollouts, totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._weigh)[:, 0], keep, rollouts, scores)
+        beside = self._right(scores, totals), lengths(rollouts, totals)
+        return to_credit(by_group(rollouts, keep, totals, self._weigh, *beside), keep, rollouts, scores)
 
     def _right(self, scores: Scores, totals: Tensor) -> Tensor:
         if not self.correct:
             return totals > self.above
         return values_at(scores, place_of(scores, self.correct, "algorithm.advantage.correct")) > self.above
 
-    def _weigh(self, rows: Tensor) -> Tensor:
-        rewards, right, length = rows.unbind(1)
-        values = standardize(rewards, ddof=1, eps=self.eps) * self.weight(right > 0, length)
-        return torch.stack([values, right, length], dim=1)
+    def _weigh(self, rewards: Tensor, right: Tensor, length: Tensor) -> Tensor:
+        return standardize(rewards, ddof=1, eps=self.eps) * self.weight(right, length)
 
     def weight(self, right: Tensor, length: Tensor) -> float:
         """w of one group from which of its samples are right (g,) and their numbers of actions (g,)."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, lengths, moments, to_credit, totals_and_keep
+from mmrl.algorithms.advantages.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores
@@ -43,22 +43,19 @@ class Halves(PartHooks):
         key = lengths(rollouts, totals)
         if self.by == "entropy":
             key = masked_mean(rollouts.recorded[OLD_ENTROPY].to(totals), rollouts.action_mask, dim=1)
-        rows = torch.stack([totals, key], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._compare)[:, 0], keep, rollouts, scores)
+        return to_credit(by_group(rollouts, keep, totals, self._compare, key), keep, rollouts, scores)
 
-    def _compare(self, rows: Tensor) -> Tensor:
-        rewards, key = rows.unbind(1)
+    def _compare(self, rewards: Tensor, key: Tensor) -> Tensor:
         if len(rewards) == 1:
-            return torch.zeros_like(rows)
-        upper = torch.zeros(len(rows), dtype=torch.bool)
-        upper[key.argsort(stable=True)[len(rows) // 2 :]] = True
+            return torch.zeros_like(rewards)
+        upper = torch.zeros(len(rewards), dtype=torch.bool)
+        upper[key.argsort(stable=True)[len(rewards) // 2 :]] = True
         disfavoured = upper if self.by == "length" else ~upper
         high, low = rewards[upper].mean(), rewards[~upper].mean()
         own, other = torch.where(upper, high, low), torch.where(upper, low, high)
         mine = rewards * torch.where(disfavoured, self.favour, 1.0)
         theirs = other * torch.where(disfavoured, 1.0, self.favour)
-        values = self.cross * (mine - theirs) + (1 - self.cross) * (rewards - own)
-        return torch.stack([values, key], dim=1)
+        return self.cross * (mine - theirs) + (1 - self.cross) * (rewards - own)
 
 
 @dataclass(frozen=True)
@@ -86,21 +83,13 @@ class Strata:
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
         counts = [sum(len(re.findall(self.pattern, text)) for text in texts(sample)) for _, sample in rollouts.samples()]
-        rows = torch.stack([totals, torch.tensor(counts).to(totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._blend)[:, 0], keep, rollouts, scores)
+        return to_credit(by_group(rollouts, keep, totals, self._blend, torch.tensor(counts)), keep, rollouts, scores)
 
-    def _blend(self, rows: Tensor) -> Tensor:
-        rewards, stratum = rows.unbind(1)
+    def _blend(self, rewards: Tensor, stratum: Tensor) -> Tensor:
         inside = torch.zeros_like(rewards)
-        for one in set(map(float, stratum)):
-            inside[stratum == one] = self._standardize(rewards[stratum == one])
-        return torch.stack([self.inside * inside + (1 - self.inside) * self._standardize(rewards), stratum], dim=1)
-
-    def _standardize(self, rewards: Tensor) -> Tensor:
-        if bool((rewards == rewards[0]).all()):
-            return torch.zeros_like(rewards)
-        mean, deviation = moments(rewards, ddof=1)
-        return (rewards - mean) / (deviation + self.eps)
+        for one in set(map(int, stratum)):
+            inside[stratum == one] = standardize(rewards[stratum == one], 1, self.eps)
+        return self.inside * inside + (1 - self.inside) * standardize(rewards, 1, self.eps)
 
 
 def texts(sample: Sample) -> list[str]:

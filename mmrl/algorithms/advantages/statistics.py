@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.tensors import within
 
 EpsMode = Literal["add", "max", "variance"]
 """Where eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps)."""
@@ -32,11 +31,17 @@ def refuse_unbounded(kept: Float[Tensor, " n"], name: str) -> None:
 
 
 def by_group(
-    rollouts: Rollouts, keep: Bool[Tensor, " n"], x: Float[Tensor, "n ..."], f: Callable[[Tensor], Tensor]
+    rollouts: Rollouts,
+    keep: Bool[Tensor, " n"],
+    x: Float[Tensor, "n ..."],
+    f: Callable[[Tensor], Tensor] | Callable[[Tensor, Tensor], Tensor] | Callable[[Tensor, Tensor, Tensor], Tensor],
+    *beside: Tensor,
 ) -> Float[Tensor, "n ..."]:
-    """Apply f, which keeps the shape, to the kept rows of every group; rows that are not kept get 0."""
+    """f of the kept rows of every group, of x and of what stands beside it, in the shape of x; rows that are not kept get 0."""
     out = torch.zeros_like(x)
-    out[keep] = within(rollouts.group_ids[keep], x[keep], f)
+    for group_id in set(map(int, rollouts.group_ids[keep])):
+        rows = (rollouts.group_ids == group_id) & keep
+        out[rows] = f(*(column[rows] for column in (x, *beside)))
     return out
 
 

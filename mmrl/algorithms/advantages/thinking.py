@@ -87,16 +87,15 @@ class WithinBudgets(AdvantageHooks, Beside):
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        rows = torch.stack([totals, part_numbers(rollouts, len(self.shares)).to(totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._compare)[:, 0], keep, rollouts, scores)
+        parts = part_numbers(rollouts, len(self.shares))
+        return to_credit(by_group(rollouts, keep, totals, self._compare, parts), keep, rollouts, scores)
 
-    def _compare(self, rows: Tensor) -> Tensor:
-        rewards, parts = rows.unbind(1)
+    def _compare(self, rewards: Tensor, parts: Tensor) -> Tensor:
         values = standardize(rewards, ddof=1, eps=self.eps)
         for k, share in enumerate(self.shares):
             own = parts == k
             values[own] += rewards[own].mean() - worth_of(rewards.new_tensor(share), 1.0, self.pi)
-        return torch.stack([values, parts], dim=1)
+        return values
 
 
 def budget_weights(kind: Literal["uniform", "linear", "last"], count: int) -> Tensor:

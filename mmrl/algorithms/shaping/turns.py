@@ -33,17 +33,16 @@ class WhereToolsHelp(PlainShaping):
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already."""
         totals, keep = totals_and_keep(scores)
-        used = uses(rollouts, self.fact).to(totals)
-        side = first_halves(rollouts).to(totals) if self.asked else used
-        found = by_group(rollouts, keep, torch.stack([totals, used, side], dim=1), self._contrast)[:, 0]
+        used = uses(rollouts, self.fact)
+        side = first_halves(rollouts) if self.asked else used
+        found = by_group(rollouts, keep, totals, self._contrast, used, side)
         return with_column(scores, self, "tools_help", found, self.weight)
 
-    def _contrast(self, rows: Tensor) -> Tensor:
-        totals, used, side = rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0
+    def _contrast(self, totals: Tensor, used: Tensor, side: Tensor) -> Tensor:
         if side.all() or not side.any():
-            return torch.zeros_like(rows)
+            return torch.zeros_like(totals)
         lead = totals[side].mean() - totals[~side].mean()
-        return torch.where(used, lead.sign() * (lead.abs() > self.least), 0.0)[:, None].expand_as(rows)
+        return torch.where(used, lead.sign() * (lead.abs() > self.least), 0.0)
 
 
 @dataclass(frozen=True)
