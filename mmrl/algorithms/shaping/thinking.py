@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group
 from mmrl.algorithms.beside import SHARES, Beside, Parts, check_budgets, part_numbers, worth_of
-from mmrl.algorithms.shaping.columns import PlainShaping, instead, reward_column, with_column
+from mmrl.algorithms.columns import PlainShaping, instead, reward_column, with_column
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Prompt, Reading, Rollouts, Scores

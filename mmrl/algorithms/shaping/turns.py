@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, totals_and_keep
-from mmrl.algorithms.shaping.columns import PlainShaping, with_column
+from mmrl.algorithms.columns import PlainShaping, with_column
 from mmrl.algorithms.turns import uses
 from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Share
