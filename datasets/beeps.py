@@ -18,7 +18,7 @@ from mmrl.data.drawn import scenes
 from mmrl.data.drawn.sounds import beeps
 from mmrl.data.files import wav
 from mmrl.data.files.mp4 import clip_folder
-from mmrl.data.lazy import LazyPrompts
+from mmrl.data.lazy import lazily
 from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]
@@ -72,7 +72,4 @@ def load(
             columns["completion"] = format_interval(told, digits=0)
         return Prompt(f"{split}-{seed}-{index}", beeps.QUESTION, (sound(index + (heard == "another")),), beep.span, columns)
 
-    prompts = LazyPrompts(size, prompt)
-    if size:
-        prompts[0]
-    return prompts
+    return lazily(size, prompt)

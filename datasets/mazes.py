@@ -10,7 +10,7 @@ from typing import Annotated
 
 from mmrl import Prompt
 from mmrl.data.drawn.mazes import draw_maze, make_maze
-from mmrl.data.lazy import LazyPrompts
+from mmrl.data.lazy import lazily
 from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]
@@ -35,7 +35,4 @@ def load(split: str = "train", size: Count = 4096, seed: Seed = 0, cells: Annota
         columns = {"maze": f"{seed} {index} {split} {cells}", "difficulty": len(maze.way(maze.start))}
         return Prompt(f"{split}-{seed}-{index}", QUESTION, (draw_maze(maze, maze.start),), columns=columns)
 
-    prompts = LazyPrompts(size, prompt)
-    if size:
-        prompts[0]
-    return prompts
+    return lazily(size, prompt)

@@ -16,7 +16,7 @@ from mmrl import Interval, Prompt, Video
 from mmrl.answers.spans.parsing import format_interval
 from mmrl.data.drawn import moving, scenes
 from mmrl.data.files.mp4 import clip_folder, write_once
-from mmrl.data.lazy import LazyPrompts
+from mmrl.data.lazy import lazily
 from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]
@@ -80,10 +80,7 @@ def load(
         text = template.replace("{question}", drawn.text)
         return Prompt(name, text, (Video(str(file)),), drawn.answer, columns)
 
-    prompts = LazyPrompts(size, prompt)
-    if size:
-        prompts[0]
-    return prompts
+    return lazily(size, prompt)
 
 
 def _written(clip: moving.DigitClip, rng: np.random.Generator, is_hurried: bool) -> str:

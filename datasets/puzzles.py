@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 from mmrl import Prompt
 from mmrl.data.drawn.puzzles.make import Kind, make_puzzle
 from mmrl.data.drawn.puzzles.puzzle import HARDEST
-from mmrl.data.lazy import LazyPrompts
+from mmrl.data.lazy import lazily
 from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]
@@ -49,7 +49,4 @@ def load(
         columns = {"puzzle": f"{kind} {seed} {index} {split} {level}", "kind": kind, "difficulty": level}
         return Prompt(f"{split}-{seed}-{index}", puzzle.text, (puzzle.look(),), columns=columns)
 
-    prompts = LazyPrompts(size, prompt)
-    if size:
-        prompts[0]
-    return prompts
+    return lazily(size, prompt)

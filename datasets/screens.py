@@ -10,7 +10,7 @@ from typing import Annotated
 
 from mmrl import Prompt
 from mmrl.data.drawn.screens import draw_screen, order_of
-from mmrl.data.lazy import LazyPrompts
+from mmrl.data.lazy import lazily
 from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]
@@ -44,7 +44,4 @@ def load(
         columns = {"screen": f"{seed} {index} {split} {buttons} {presses}", "difficulty": presses}
         return Prompt(f"{split}-{seed}-{index}", text, (draw_screen(seed, index, split, buttons, 0).image,), columns=columns)
 
-    prompts = LazyPrompts(size, prompt)
-    if size:
-        prompts[0]
-    return prompts
+    return lazily(size, prompt)

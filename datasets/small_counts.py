@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from mmrl import Box, Prompt
 from mmrl.data.drawn.small_counts import QUESTION, draw_small_count
-from mmrl.data.lazy import LazyPrompts
+from mmrl.data.lazy import lazily
 from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]
@@ -32,7 +32,4 @@ def load(split: str = "train", size: Count = 4096, seed: Seed = 0) -> Sequence[P
         columns = {"box": Box(*drawn.corners, "pixel", "dots"), "difficulty": drawn.count}
         return Prompt(f"{split}-{seed}-{index}", QUESTION, (drawn.image,), drawn.count, columns)
 
-    prompts = LazyPrompts(size, prompt)
-    if size:
-        prompts[0]
-    return prompts
+    return lazily(size, prompt)

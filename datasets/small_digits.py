@@ -13,7 +13,7 @@ import numpy as np
 from mmrl import Box, Prompt
 from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.small_digits import GLYPHS, PLACES, QUESTION, SIDE, Place, SmallDigit, box_of, draw_small_digit
-from mmrl.data.lazy import LazyPrompts
+from mmrl.data.lazy import lazily
 from mmrl.data.tools.zoom import zoom
 from mmrl.runtime.ranges import Count, Seed
 
@@ -63,10 +63,7 @@ def load(
             columns["completion"] = _hurried(np.random.default_rng([seed, index, 2]), drawn)
         return Prompt(name, QUESTION, (drawn.image,), drawn.digit, columns)
 
-    prompts = LazyPrompts(size, prompt)
-    if size:
-        prompts[0]
-    return prompts
+    return lazily(size, prompt)
 
 
 def call_of(place: Place) -> str:

@@ -29,3 +29,11 @@ class LazyPrompts(Sequence[Prompt]):
         if not -self.size <= index < self.size:
             raise IndexError(f"prompt {index} of {self.size}")
         return self.build(index % self.size)
+
+
+def lazily(size: int, build: Callable[[int], Prompt]) -> LazyPrompts:
+    """n prompts, of which the first is built at once, so that what cannot be drawn is refused here."""
+    prompts = LazyPrompts(size, build)
+    if size:
+        prompts[0]
+    return prompts

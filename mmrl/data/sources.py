@@ -32,11 +32,9 @@ class Sources(Sequence[Prompt]):
     def __getitem__(self, index: slice) -> list[Prompt]: ...
 
     def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
-            raise IndexError(f"prompt {index} of {len(self)}")
+        return LazyPrompts(len(self), self._at)[index]
+
+    def _at(self, place: int) -> Prompt:
         part = bisect_right(self._ends, place)
         lists: list[Sequence[Prompt]] = list(self.parts.values())
         return lists[part][place - (self._ends[part - 1] if part else 0)]

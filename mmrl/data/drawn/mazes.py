@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from PIL import Image, ImageDraw
 
-from mmrl.data.drawn.scenes import SPLITS
+from mmrl.data.drawn.scenes import key_of
 
 Cell = tuple[int, int]
 MOVES = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
@@ -52,9 +52,7 @@ class Maze:
 
 def make_maze(seed: int, index: int, split: str = "train", size: int = 4) -> Maze:
     """Maze `index` of the endless series `seed`; ValueError for an unknown split."""
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")
-    rng = np.random.default_rng([seed, index, SPLITS.index(split), size, _STREAM])
+    rng = np.random.default_rng([*key_of(seed, index, split), size, _STREAM])
     cells = [(x, y) for y in range(size) for x in range(size)]
     walls = [frozenset((one, (one[0] + x, one[1] + y))) for one in cells for x, y in ((1, 0), (0, 1))]
     walls = [wall for wall in walls if all(max(cell) < size for cell in wall)]

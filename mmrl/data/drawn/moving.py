@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.answers.spans.interval import Interval
-from mmrl.data.drawn.scenes import SPLITS, Pixels, background, handwriting
+from mmrl.data.drawn.scenes import SPLITS, Pixels, background, handwriting, key_of
 from mmrl.runtime.ranges import Range, check_ranges
 
 KINDS = ("when", "which", "how_many", "order")
@@ -154,11 +154,9 @@ def plan_clip(
 
     Raises ValueError for an unknown split or kind, or a clip too short for its digits to come one after the other.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")
     if not kinds or not set(kinds) <= set(KINDS):
         raise ValueError(f"questions {list(kinds)} are not understood: choose from {', '.join(KINDS)}")
-    key = (seed, index, SPLITS.index(split))
+    key = key_of(seed, index, split)
     rng = np.random.default_rng([*key, 0])
     kind = kinds[rng.integers(len(kinds))]
     digits = _cast(rng, style, kind)

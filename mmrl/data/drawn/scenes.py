@@ -81,14 +81,19 @@ def question(digit: int) -> str:
     return f"Where is the {digit}?"
 
 
+def key_of(seed: int, index: int, split: str) -> tuple[int, int, int]:
+    """The numbers that a thing of a drawn series is made from; ValueError for an unknown split."""
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")
+    return seed, index, SPLITS.index(split)
+
+
 def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = SceneStyle()) -> Scene:
     """Scene `index` of the endless series `seed`: no class appears twice in it, and no two digits' rectangles overlap.
 
     Raises ValueError for an unknown split or digits that do not fit, and ModuleNotFoundError without scikit-learn.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")
-    rng = np.random.default_rng([seed, index, SPLITS.index(split)])
+    rng = np.random.default_rng(key_of(seed, index, split))
     canvas = background(rng, style.background, style.side)
     digits = _digits(rng, style)
     inks = [handwriting(rng, digit, split, style.glyph) for digit in digits]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from mmrl.data.drawn.scenes import SPLITS
+from mmrl.data.drawn.scenes import key_of
 
 SIDE, PLACES = 256, 4
 """Width and height of a picture in pixels; the dots lie in one of PLACES x PLACES squares."""
@@ -35,9 +35,7 @@ class SmallCount:
 
 def draw_small_count(seed: int, index: int, split: str = "train") -> SmallCount:
     """Picture `index` of the endless series `seed`; ValueError for an unknown split."""
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")
-    rng = np.random.default_rng([seed, index, SPLITS.index(split), _STREAM])
+    rng = np.random.default_rng([*key_of(seed, index, split), _STREAM])
     canvas = _SHADE + _GRAIN * rng.standard_normal((SIDE, SIDE, 3), np.float32)
     count, square, extent = int(rng.integers(1, MOST + 1)), SIDE // PLACES, _APART * _LATTICE
     column, row = (int(i) for i in rng.integers(PLACES, size=2))

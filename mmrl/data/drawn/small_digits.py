@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mmrl.data.drawn.scenes import SPLITS, Pixels
+from mmrl.data.drawn.scenes import Pixels, key_of
 
 SIDE, PLACES = 256, 4
 """Width and height of a picture in pixels; the digit stands in one of PLACES x PLACES squares."""
@@ -54,9 +54,7 @@ class SmallDigit:
 
 def draw_small_digit(seed: int, index: int, split: str = "train") -> SmallDigit:
     """Picture `index` of the endless series `seed`; ValueError for an unknown split."""
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")
-    rng = np.random.default_rng([seed, index, SPLITS.index(split), _STREAM])
+    rng = np.random.default_rng([*key_of(seed, index, split), _STREAM])
     top, left = rng.integers(_SHEET - SIDE + 1, size=2)
     canvas = _SHADE + _GRAIN * _sheet()[top : top + SIDE, left : left + SIDE]
     digit = int(rng.integers(len(GLYPHS)))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.answers.spans.interval import Interval
-from mmrl.data.drawn.scenes import SPLITS
+from mmrl.data.drawn.scenes import key_of
 
 QUESTION = "When does it beep?"
 RATE = 2_000
@@ -37,11 +37,9 @@ class Beep:
 
 def plan_beep(seed: int, index: int, split: str = "train", seconds: int = 10) -> Beep:
     """Sound `index` of the endless series `seed`; ValueError for an unknown split, or a sound too short for its tone."""
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")
     if seconds <= LONGEST:
         raise ValueError(f"seconds is {seconds}: a tone lasts up to {LONGEST} seconds, so take {LONGEST + 1} or more")
-    key = (seed, index, SPLITS.index(split))
+    key = key_of(seed, index, split)
     rng = np.random.default_rng([*key, _STREAM])
     length = int(rng.integers(1, LONGEST + 1))
     start = int(rng.integers(seconds - length + 1))
