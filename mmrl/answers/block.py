@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -24,6 +25,11 @@ class InTemplate:
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _FENCE = re.compile(r"```[a-zA-Z0-9_]*+[ \t]*+\n?+(.*)```\Z", re.DOTALL)
+
+
+def items_of(answer: object) -> tuple[object, ...]:
+    """The parts of an answer, one or several."""
+    return tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
 
 
 def opened_text(sample: Sample) -> str:
@@ -71,7 +77,11 @@ def keeps_format(text: str, template: Template) -> bool:
             thought, closed, rest = text.strip().removeprefix("<think>").partition("</think>")
             return bool(closed) and not any(tag in thought for tag in _TAGS) and _is_answer(rest)
         case "json":
-            return _is_json(strip_fence(text))
+            try:
+                json.loads(strip_fence(text))
+            except (ValueError, RecursionError):
+                return False
+            return True
 
 
 def _is_answer(text: str) -> bool:
@@ -79,11 +89,3 @@ def _is_answer(text: str) -> bool:
     inside = text.removeprefix("<answer>").removesuffix("</answer>")
     whole = len(inside) == len(text) - len("<answer></answer>")
     return whole and not any(tag in inside for tag in _TAGS)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True

@@ -35,27 +35,28 @@ def read_mask(mask: object, size: Size | None, tools: ModuleType) -> tuple[Size,
     if "polygon" in table:
         if size is None:
             raise NotAMaskError("polygons need the picture's size: give the sample its media_sizes")
-        polygons = [_polygon(points, size) for points in _list(table["polygon"])]
+        polygons = [_polygon(points, size) for points in items_of(table["polygon"])]
         if not polygons:
             raise NotAMaskError("polygon is no list of lists of coordinates")
         return size, tools.merge(tools.frPyObjects(polygons, *size))
     height, width = found = _size(table.get("size"))
     counts = table.get("counts")
     packed = counts.encode("latin-1", "replace") if isinstance(counts, str) else counts
-    runs = _runs(packed) if isinstance(packed, bytes) else _list(packed)
+    runs = _runs(packed) if isinstance(packed, bytes) else items_of(packed)
     whole = [run for run in runs if isinstance(run, int) and not isinstance(run, bool) and run >= 0]
     if len(whole) < len(runs) or sum(whole) != height * width:
         raise NotAMaskError(f"its runs do not add up to {height} x {width} pixels")
     return found, tools.frPyObjects({"size": [height, width], "counts": whole}, height, width)
 
 
-def _list(value: object) -> Sequence[object]:
+def items_of(value: object) -> Sequence[object]:
+    """The items of a list or tuple; none of anything else."""
     return cast(Sequence[object], value) if isinstance(value, list | tuple) else ()
 
 
 def _size(value: object) -> Size:
-    sides = [side for side in _list(value) if isinstance(side, int) and 0 < side < 2**15]
-    if not (len(sides) == len(_list(value)) == 2):
+    sides = [side for side in items_of(value) if isinstance(side, int) and 0 < side < 2**15]
+    if not (len(sides) == len(items_of(value)) == 2):
         raise NotAMaskError(f"size is {value!r:.100}, not [height, width]")
     return int(sides[0]), int(sides[1])
 
@@ -84,7 +85,7 @@ def _runs(packed: bytes) -> list[int]:
 
 def _polygon(points: object, size: Size) -> list[float]:
     """Coordinates, moved to the picture's border where they lie outside: far ones would cost memory."""
-    given = _list(points)
+    given = items_of(points)
     numbers = [float(x) for x in given if isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x)]
     if len(numbers) < len(given) or len(numbers) < 6 or len(numbers) % 2:
         raise NotAMaskError("a polygon is a flat list of at least three points x, y")

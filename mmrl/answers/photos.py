@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.answers.boxes.detection import best_pairs
+from mmrl.answers.masks import items_of
 from mmrl.runtime.ranges import is_finite, is_number
 
 Array = NDArray[np.float64]
@@ -160,11 +161,6 @@ def number_of(edits: Edits, name: str) -> float:
     if found is None or abs(found) > most:
         raise ValueError(f"{name} is {edits[name]!r}: write a number from -{most} to {most}")
     return found
-
-
-def items_of(value: object) -> Sequence[object]:
-    """The items of a list or tuple; none of anything else."""
-    return cast(Sequence[object], value) if isinstance(value, list | tuple) else ()
 
 
 def curve_of(edits: Edits) -> Array | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import cast
 
-from mmrl.answers.block import Template
+from mmrl.answers.block import Template, items_of
 from mmrl.answers.boxes.box import Box, Space, as_written, extent
 from mmrl.answers.boxes.parsing import DIGITS, format_box, kept_apart
 from mmrl.answers.spans.interval import Interval, Unit
@@ -40,7 +40,7 @@ class Way:
         Raises ValueError, naming the prompt, for an answer that cannot be written.
         """
         try:
-            return self.behind_opened(in_template(self.answer(prompt, size), self.template, thought))
+            return self._behind_opened(in_template(self.answer(prompt, size), self.template, thought))
         except ValueError as error:
             raise ValueError(f"prompt {prompt.id!r}: {error}") from None
 
@@ -71,7 +71,7 @@ class Way:
         text = format_interval(found, digits=2)
         return text if found.unit == "frames" or self.unit == "seconds" else f"{text.replace(' to ', 's to ')}s"
 
-    def behind_opened(self, text: str) -> str:
+    def _behind_opened(self, text: str) -> str:
         """A completion as it follows the tag that its template opened: a thought goes on there, and an empty one ends first."""
         if not self.opened:
             return text
@@ -102,11 +102,6 @@ def format_middle(box: Box) -> str:
     (x, y), digits = box.center, DIGITS[box.space]
     x, y, *_ = as_written((x, y, x, y), box.space)
     return json.dumps([round(side, digits) if digits else round(side) for side in (x, y)])
-
-
-def items_of(answer: object) -> tuple[object, ...]:
-    """The parts of an answer, one or several."""
-    return tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
 
 
 def boxes_of(answer: object) -> tuple[Box, ...]:

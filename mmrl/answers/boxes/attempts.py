@@ -1,11 +1,11 @@
 """The boxes of one completion beside the true ones, in one space; box rewards start here."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Literal
 
-from mmrl.answers.block import InTemplate, Template, keeps_format, opened_text
+from mmrl.answers.block import InTemplate, Template, items_of, keeps_format, opened_text
 from mmrl.answers.boxes.box import Box, Space, check_inside, convert_point, extent, is_inside
 from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
@@ -85,11 +85,10 @@ def read_attempts(group: Group, space: AnySpace, template: Template | None = Non
 
 def true_boxes(prompt: Prompt) -> tuple[Box, ...]:
     """The prompt's answer as boxes; ValueError naming the prompt if it is something else."""
-    answer: object = prompt.answer
-    found = tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
+    found = items_of(prompt.answer)
     boxes = tuple(box for box in found if isinstance(box, Box))
     if len(boxes) < len(found):
-        raise ValueError(f"the answer of prompt {prompt.id!r} is {answer!r}: box rewards need a Box or a tuple of Boxes")
+        raise ValueError(f"the answer of prompt {prompt.id!r} is {prompt.answer!r}: box rewards need a Box or a tuple of Boxes")
     return boxes
 
 

@@ -23,8 +23,6 @@ class Match(NamedTuple):
 
 def match_boxes(predicted: Sequence[Box], truth: Sequence[Box], threshold: float = 0.0, labels: bool = False) -> list[Match]:
     """One-to-one pairs: as many as reach IoU > 0 and >= threshold, of those the largest sum of IoU; `labels`: equal ones only."""
-    if not predicted or not truth:
-        return []
     return match(_overlaps(predicted, truth, labels), threshold)
 
 
@@ -38,9 +36,12 @@ def match(overlaps: np.ndarray, threshold: float = 0.0) -> list[Match]:
 
 def f1(predicted: Sequence[Box], truth: Sequence[Box], threshold: float = 0.5, labels: bool = False) -> float:
     """2 TP / (predicted + true), with pairs of IoU >= threshold as TP; 1 when both are empty."""
-    if not predicted and not truth:
-        return 1.0
-    return 2 * len(match_boxes(predicted, truth, threshold, labels)) / (len(predicted) + len(truth))
+    return f1_of(_overlaps(predicted, truth, labels), threshold)
+
+
+def f1_of(overlaps: np.ndarray, threshold: float) -> float:
+    """`f1` for any kind of thing, from the IoU of every pair (predicted, true)."""
+    return 2 * len(match(overlaps, threshold)) / sum(overlaps.shape) if sum(overlaps.shape) else 1.0
 
 
 def mean_iou(predicted: Sequence[Box], truth: Sequence[Box], labels: bool = False) -> float:

@@ -1,11 +1,10 @@
 """The spans of one completion beside the true ones, in seconds of the clip; temporal rewards start here."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from mmrl.answers.block import InTemplate, Template, keeps_format
+from mmrl.answers.block import InTemplate, Template, items_of, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.boxes.parsing import says_nothing
 from mmrl.answers.spans.interval import Interval, Unit, temporal_iou, union_iou
@@ -122,11 +121,10 @@ def clock_of(prompt: Prompt, sample: Sample) -> Clock:
 
 def true_spans(prompt: Prompt) -> tuple[Interval, ...]:
     """The prompt's answer as spans; ValueError if it is something else."""
-    answer: object = prompt.answer
-    found = tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
+    found = items_of(prompt.answer)
     spans = tuple(span for span in found if isinstance(span, Interval))
     if len(spans) < len(found):
-        raise ValueError(f"the answer is {answer!r}: temporal rewards need an Interval or a tuple of Intervals")
+        raise ValueError(f"the answer is {prompt.answer!r}: temporal rewards need an Interval or a tuple of Intervals")
     return spans
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmrl.answers.boxes.detection import COCO_THRESHOLDS, Ties, average_precision, match
+from mmrl.answers.boxes.detection import COCO_THRESHOLDS, Ties, average_precision, f1_of
 from mmrl.answers.spans.interval import Interval, merge_spans, temporal_iou
 
 
@@ -26,9 +26,7 @@ def mean_average_precision(
 
 def f1(predicted: Sequence[Interval], truth: Sequence[Interval], threshold: float = 0.5) -> float:
     """2 TP / (predicted + true), with one-to-one pairs of IoU >= threshold as TP; 1 when both are empty."""
-    if not predicted and not truth:
-        return 1.0
-    return 2 * len(match(iou_matrix(predicted, truth), threshold)) / (len(predicted) + len(truth))
+    return f1_of(iou_matrix(predicted, truth), threshold)
 
 
 def key_frame_hit(times: Sequence[float], truth: Sequence[Interval]) -> float:

@@ -8,8 +8,6 @@ from typing import Literal, get_args
 Unit = Literal["seconds", "frames", "norm"]
 """seconds: from the beginning of the clip. frames: frame i lasts from i to i + 1. norm: shares of the clip's duration."""
 UNITS: tuple[Unit, ...] = get_args(Unit)
-_SLACK = 1e-6
-"""Share of a clip by which rounding of floats may push a span over its end."""
 MOST = 1e12
 """Beyond any clip, in any unit; sums of larger lengths could overflow."""
 
@@ -88,18 +86,6 @@ def length_of(unit: Unit, duration: float | None, fps: float | None) -> float:
     if fps is None or not 0 < fps < float("inf"):
         raise ValueError(f"unit 'frames' needs the frame rate that frames are counted at, not {fps}: give the row a column `fps`")
     return seconds * fps
-
-
-def is_inside(span: Interval, duration: float, fps: float | None = None) -> bool:
-    """True if the span ends before the clip does, up to rounding."""
-    most = length_of(span.unit, duration, fps)
-    return span.end <= most * (1 + _SLACK)
-
-
-def check_inside(span: Interval, duration: float, fps: float | None = None) -> None:
-    """Raise ValueError unless the span ends before the clip does."""
-    if not is_inside(span, duration, fps):
-        raise ValueError(f"{span} lies outside the clip, which lasts {duration:g} seconds: fix the span or its unit")
 
 
 def temporal_iou(a: Interval, b: Interval) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrl.answers.spans.interval import UNITS, Interval, check_inside, is_inside, merge_spans, temporal_iou, union_iou
+from mmrl.answers.spans.interval import UNITS, Interval, merge_spans, temporal_iou, union_iou
 
 TICKS = st.integers(0, 40)
 SPANS = st.tuples(TICKS, TICKS).filter(lambda pair: pair[0] != pair[1]).map(lambda pair: Interval(min(pair), max(pair)))
@@ -82,11 +82,7 @@ def test_unknown_unit():
         Interval(1, 2, "minutes")  # pyright: ignore[reportArgumentType]
 
 
-def test_inside_and_clamped():
-    assert is_inside(Interval(2, 10), 10.0) and not is_inside(Interval(2, 10.01), 10.0)
-    assert is_inside(Interval(2, 20, "frames"), 10.0, 2.0) and not is_inside(Interval(2, 21, "frames"), 10.0, 2.0)
-    with pytest.raises(ValueError, match="outside the clip, which lasts 10 seconds"):
-        check_inside(Interval(2, 12), 10.0)
+def test_clamped():
     assert Interval(2, 12).clamped(10) == Interval(2, 10) and Interval(10, 12).clamped(10) is None
 
 
