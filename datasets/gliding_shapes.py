@@ -12,9 +12,8 @@ import numpy as np
 from PIL import Image
 
 from mmrl import Prompt
-from mmrl.data.drawn.captions import captions_of
 from mmrl.data.drawn.gliding import HELD_OUT, TRAIN, Glide, draw
-from mmrl.data.drawn.shapes import to_bytes
+from mmrl.data.drawn.shapes import captions_of, to_bytes
 from mmrl.runtime.ranges import Count, Seed
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}

@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mmrl import Prompt
-from mmrl.data.drawn.captions import captions_of
-from mmrl.data.drawn.shapes import HELD_OUT, TRAIN, Wish, draw, stain, to_bytes
+from mmrl.data.drawn.shapes import HELD_OUT, TRAIN, Wish, captions_of, draw, stain, to_bytes
 from mmrl.runtime.ranges import Count, Seed
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}

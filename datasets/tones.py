@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mmrl import Prompt
-from mmrl.data.drawn.captions import captions_of
+from mmrl.data.drawn.shapes import captions_of
 from mmrl.data.drawn.sounds.tones import HELD_OUT, TRAIN, Tone
 from mmrl.runtime.ranges import Count, Seed
 
@@ -27,9 +27,5 @@ def load(split: str = "train", size: Count | None = None, seed: Seed = 0) -> Seq
     Raises:
         ValueError: no such split, or more captions than it has.
     """
-    return [_with_wishes(prompt) for prompt in captions_of(SPLITS, split, size, seed)]
-
-
-def _with_wishes(prompt: Prompt) -> Prompt:
-    tone = Tone(**prompt.columns)
-    return replace(prompt, columns={**prompt.columns, "band": tone.band, "span": tone.span})
+    found = [(prompt, Tone(**prompt.columns)) for prompt in captions_of(SPLITS, split, size, seed)]
+    return [replace(prompt, columns={**prompt.columns, "band": tone.band, "span": tone.span}) for prompt, tone in found]

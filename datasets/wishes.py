@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from mmrl import Prompt
-from mmrl.data.drawn.captions import captions_of
-from mmrl.data.drawn.shapes import Wish
+from mmrl.data.drawn.shapes import Wish, captions_of
 from mmrl.data.drawn.wishes import SPLITS, paraphrase
 from mmrl.runtime.ranges import Count, Seed
 

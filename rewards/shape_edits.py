@@ -28,8 +28,8 @@ from PIL import Image
 
 from mmrl import Group, Need, Prompt, Scored
 from mmrl.answers.needs import picture
-from mmrl.data.drawn.shape_edits import GROUNDS, Instruction, Jitter, State, draw, middle
-from mmrl.data.drawn.shapes import COLOURS, SHAPES, SIDES, ideal_mask
+from mmrl.data.drawn.shape_edits import Instruction, State, draw
+from mmrl.data.drawn.shapes import COLOURS, GROUNDS, SHAPES, SIDES, Jitter, ideal_mask, middle
 from mmrl.runtime.ranges import Share, check_ranges
 from mmrl.serving.media import pictures_of, sources_of
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.answers.spans.interval import Interval
-from mmrl.data.drawn.scenes import SPLITS, Pixels, background, handwriting, key_of
+from mmrl.data.drawn.scenes import BACKGROUNDS, SPLITS, Pixels, handwriting, key_of
 from mmrl.runtime.ranges import Range, check_ranges
 
 KINDS = ("when", "which", "how_many", "order")
@@ -176,7 +176,7 @@ def plan_clip(
 def draw(clip: DigitClip) -> NDArray[np.uint8]:
     """The clip's pictures, (frames, side, side, 3)."""
     style, rng = clip.style, np.random.default_rng([*clip.key, 1])
-    canvas = background(rng, style.background, style.side)
+    canvas = BACKGROUNDS[style.background](rng, style.side)
     split = SPLITS[clip.key[2]]
     inks = [_disc(rng, style) if a.digit is None else handwriting(rng, a.digit, split, style.glyph)[1] for a in clip.actors]
     colours = rng.uniform(0.5, 1.0, (len(inks), 3)).astype(np.float32)
@@ -218,7 +218,7 @@ def _asks_which(rng: np.random.Generator, clip: DigitClip) -> DigitClip:
     wrong = rng.choice(absent, min(len(absent), max(clip.style.num_options - len(there), 0)), replace=False) if absent else []
     options = sorted([*there[: clip.style.num_options], *map(int, wrong)])
     right = ",".join(letter for letter, digit in zip(LETTERS, options, strict=False) if digit in there)
-    return _asks(clip, "Which digits appear?", tuple(map(str, options)), right)
+    return replace(clip, question="Which digits appear?", options=tuple(map(str, options)), answer=right)
 
 
 def _asks_order(rng: np.random.Generator, clip: DigitClip) -> DigitClip:
@@ -227,12 +227,8 @@ def _asks_order(rng: np.random.Generator, clip: DigitClip) -> DigitClip:
     picked = rng.choice(len(others), min(len(others), clip.style.num_options - 1), replace=False) if others else []
     orders = [come, *(others[i] for i in picked)]
     orders = [orders[i] for i in rng.permutation(len(orders))]
-    options = tuple(" ".join(order) for order in orders)
-    return _asks(clip, "In what order do the digits appear?", options, LETTERS[orders.index(come)])
-
-
-def _asks(clip: DigitClip, question: str, options: tuple[str, ...], answer: str) -> DigitClip:
-    return replace(clip, question=question, options=options, answer=answer)
+    question, options = "In what order do the digits appear?", tuple(map(" ".join, orders))
+    return replace(clip, question=question, options=options, answer=LETTERS[orders.index(come)])
 
 
 def _disc(rng: np.random.Generator, style: ClipStyle) -> Pixels:

@@ -1,12 +1,20 @@
 """Prompts made up from word lists: text to be rendered, objects to be counted, coloured and placed, printed numbers.
 
 `write("lettering", 1000)` is the same thousand prompts on every machine. Whether a prompt is held out depends only on what it
-asks for (its text, its objects), so splits never share a task, whatever their seeds and sizes are.
+asks for (its text, its objects), so splits never share a task, whatever their seeds and sizes are. Two are written as the files
+of published lists, which they are not, and numbers on them are not theirs:
+
+    geneval-like   one JSON object per line, as GenEval's metadata: {"tag": "counting", "include": [{"class": "cat", "count": 2}],
+                   "exclude": [{"class": "cat", "count": 3}], "prompt": "a picture of two cats"}; six tags, equally often (in
+                   Flow-GRPO's list places, counts, pairs of colours, colours and pairs are as 7 : 5 : 3 : 1 : 1)
+    ocr-like       one prompt per line, the text to be written in double quotes: a coffee mug printed with "Golden Harbour"
 """
 
+import json
 import random
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from mmrl.core.samples import Prompt
@@ -180,3 +188,23 @@ def _many(name: str) -> str:
 
 
 WRITERS: dict[str, Callable[[random.Random], WrittenTask]] = {"lettering": _lettering, "objects": _objects, "numbers": _number}
+
+
+def geneval_like(file: Path, size: int, split: str = "train", seed: int = 0) -> None:
+    """Write n prompts that ask for objects, as GenEval's metadata has them; ValueError as in `write`."""
+    found = write("objects", size, split, seed)
+    save(file, [json.dumps({**prompt.columns, "prompt": prompt.text}) for prompt in found])
+
+
+def ocr_like(file: Path, size: int, split: str = "train", seed: int = 0) -> None:
+    """Write n prompts that ask for text, in double quotes, one per line; ValueError as in `write`."""
+    save(file, [prompt.text for prompt in write("lettering", size, split, seed)])
+
+
+def save(file: Path, lines: list[str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+SETS: dict[str, Callable[[Path, int, str, int], None]] = {"geneval-like": geneval_like, "ocr-like": ocr_like}
+"""Name -> what writes it: file, size, split (train or held_out), seed."""

@@ -22,13 +22,15 @@ from pathlib import Path
 
 import numpy as np
 
-from mmrl.data.convert import convert
+from mmrl.data.convert import convert_source
 from mmrl.data.drawn import moving
-from mmrl.data.drawn.prompt_sets import geneval_like, ocr_like
+from mmrl.data.drawn.prompt_writers import geneval_like, ocr_like
 from mmrl.data.drawn.scenes import Scene, SceneStyle, draw_scene
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.files.wav import write_wav
+from mmrl.data.layouts.base import BOXES
+from mmrl.data.layouts.source import open_source
 
 Row = dict[str, object]
 """An object of a JSON file."""
@@ -79,7 +81,7 @@ def referring(folder: Path, seed: int) -> None:
         instances = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "digit"}]}
         write_json(own / "instances.json", instances)
         write_json(own / refs_name, refs)
-        convert(own, "refcoco", folder / f"{name}.jsonl", folder / "train2014")
+        convert_source(open_source(own, BOXES, "refcoco"), folder / f"{name}.jsonl", folder / "train2014")
 
 
 def screens(folder: Path, seed: int) -> None:

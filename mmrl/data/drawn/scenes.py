@@ -94,7 +94,7 @@ def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = 
     Raises ValueError for an unknown split or digits that do not fit, and ModuleNotFoundError without scikit-learn.
     """
     rng = np.random.default_rng(key_of(seed, index, split))
-    canvas = background(rng, style.background, style.side)
+    canvas = BACKGROUNDS[style.background](rng, style.side)
     digits = _digits(rng, style)
     inks = [handwriting(rng, digit, split, style.glyph) for digit in digits]
     places = _layout(rng, [offset + ink.shape[::-1] for offset, ink in inks], style)
@@ -112,18 +112,14 @@ def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = 
 def handwriting(rng: np.random.Generator, digit: int, split: str, sides: tuple[int, int]) -> tuple[tuple[int, int], Pixels]:
     """A handwritten digit, scaled to one of `sides` with its margin and cropped to its ink: left and upper margin, opacities."""
     images, _ = _collection()
-    glyph = images[rng.choice(_rows(split)[digit])]
+    glyph = images[rng.choice(glyph_rows(split)[digit])]
     side = int(rng.integers(sides[0], sides[1] + 1))
     large = np.asarray(Image.fromarray(glyph).resize((side, side), Image.Resampling.BICUBIC)).clip(0, 1)
     ys, xs = np.nonzero(large > _INK)
     return (int(xs.min()), int(ys.min())), large[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1]
 
 
-def background(rng: np.random.Generator, kind: Literal["noise", "photo"], side: int) -> Pixels:
-    """A canvas of side x side pixels in colour, its values about 0 to 1."""
-    return _BACKGROUNDS[kind](rng, side)
-
-
+@cache
 def glyph_rows(split: str) -> tuple[NDArray[np.intp], ...]:
     """For every digit 0..9 the rows of scikit-learn's collection that scenes of this split may show."""
     _, labels = _collection()
@@ -141,11 +137,6 @@ def _collection() -> tuple[Pixels, NDArray[np.int64]]:
         raise ModuleNotFoundError('handwritten digits come from scikit-learn: pip install "mmrl[demo]"') from error
     digits = cast(Mapping[str, NDArray[np.float64]], load_digits())
     return digits["images"].astype(np.float32) / np.float32(16), digits["target"].astype(np.int64)
-
-
-@cache
-def _rows(split: str) -> tuple[NDArray[np.intp], ...]:
-    return glyph_rows(split)
 
 
 def _digits(rng: np.random.Generator, style: SceneStyle) -> list[int]:
@@ -187,4 +178,5 @@ def _photo(rng: np.random.Generator, side: int) -> Pixels:
     return (slope + np.asarray(blobs) / 255 + 0.03 * rng.standard_normal((side, side, 3), np.float32)).astype(np.float32)
 
 
-_BACKGROUNDS = {"noise": _noise, "photo": _photo}
+BACKGROUNDS = {"noise": _noise, "photo": _photo}
+"""Kind -> what makes a canvas of side x side pixels in colour, its values about 0 to 1."""

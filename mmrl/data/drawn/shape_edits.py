@@ -13,13 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, Collection, Picture, ideal_mask, place, stain, to_bytes
-
-GROUNDS = {"light": PAPER, "dark": (0.10, 0.10, 0.12)}
-SHIFT = 0.03
-"""The farthest that a shape is off its place, as a share of the picture's side."""
-Jitter = tuple[float, float, float]
-"""How far a shape's place (x, y) and size are off the usual ones, each in [-1, 1]."""
+from mmrl.data.drawn.shapes import COLOURS, SHAPES, SIDES, Collection, Jitter, Picture, Wish, draw_on, jitter_of, stain, to_bytes
 
 
 class State(NamedTuple):
@@ -83,22 +77,9 @@ HELD_OUT = tuple(task for task in TASKS if _is_held_out(task))
 TRAIN = tuple(task for task in TASKS if not _is_held_out(task))
 
 
-def middle(side: str, jitter: Jitter, size: int) -> tuple[float, float]:
-    """The middle (x, y) of a shape on a side, in pixels."""
-    x, y = place(side, size)
-    return x + size * SHIFT * jitter[0], y + size * SHIFT * jitter[1]
-
-
 def draw(state: State, jitter: Jitter, size: int) -> Picture:
     """The picture of a state, (size, size, 3) in [0, 1]."""
-    x, y = middle(state.side, jitter, size)
-    mask = ideal_mask(state.shape, x, y, size**2 * (0.135 + 0.025 * jitter[2]), size)[..., None]
-    return (mask * np.array(COLOURS[state.colour]) + (1 - mask) * np.array(GROUNDS[state.ground])).astype(np.float32)
-
-
-def jitter_of(rng: np.random.Generator) -> Jitter:
-    x, y, size = rng.uniform(-1, 1, 3).tolist()
-    return x, y, size
+    return draw_on(Wish(*state[:3]), state.ground, jitter, size)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ A caption is "a red circle on the left". `Sketches` are the pictures an uncurate
 another picture, and many pictures are stained.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from mmrl.core.types import Prompt
 
 Picture = NDArray[np.float32]
 """(side, side, 3) in [0, 1]."""
@@ -25,6 +27,11 @@ SIDES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1)}
 """Name -> direction from the middle, y downwards."""
 OFFSET = 0.23
 """From the middle of the picture to the middle of a shape, as a share of the side."""
+SHIFT = 0.03
+"""The farthest that a shape is off its place, as a share of the picture's side."""
+Jitter = tuple[float, float, float]
+"""How far a shape's place (x, y) and size are off the usual ones, each in [-1, 1]."""
+GROUNDS = {"light": PAPER, "dark": (0.10, 0.10, 0.12)}
 _FINE = 4
 """Points per pixel and axis."""
 
@@ -83,13 +90,27 @@ def place(side: str, size: int) -> tuple[float, float]:
     return size * (0.5 + OFFSET * x), size * (0.5 + OFFSET * y)
 
 
+def middle(side: str, jitter: Jitter, size: int) -> tuple[float, float]:
+    """The middle (x, y) of a shape on a side, in pixels."""
+    x, y = place(side, size)
+    return x + size * SHIFT * jitter[0], y + size * SHIFT * jitter[1]
+
+
+def draw_on(wish: Wish, ground: str, jitter: Jitter, size: int) -> Picture:
+    """The picture (size, size, 3) of a wished shape on one of GROUNDS."""
+    x, y = middle(wish.side, jitter, size)
+    mask = ideal_mask(wish.shape, x, y, size**2 * (0.135 + 0.025 * jitter[2]), size)[..., None]
+    return (mask * np.array(COLOURS[wish.colour]) + (1 - mask) * np.array(GROUNDS[ground])).astype(np.float32)
+
+
 def draw(wish: Wish, side: int, rng: np.random.Generator | None = None) -> Picture:
     """A picture of the wished shape; with a generator, place and size vary a little."""
-    jitter = np.zeros(3) if rng is None else rng.uniform(-1, 1, 3)
-    x, y = (middle + side * 0.03 * shift for middle, shift in zip(place(wish.side, side), jitter, strict=False))
-    area = side**2 * (0.135 + 0.025 * jitter[2])
-    mask = ideal_mask(wish.shape, x, y, area, side)[..., None]
-    return (mask * np.array(COLOURS[wish.colour]) + (1 - mask) * np.array(PAPER)).astype(np.float32)
+    return draw_on(wish, "light", (0.0, 0.0, 0.0) if rng is None else jitter_of(rng), side)
+
+
+def jitter_of(rng: np.random.Generator) -> Jitter:
+    x, y, size = rng.uniform(-1, 1, 3).tolist()
+    return x, y, size
 
 
 def to_bytes(pixels: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -139,3 +160,27 @@ def stain(picture: Picture, rng: np.random.Generator) -> Picture:
     coarse = Image.fromarray(rng.integers(0, 256, (4, 4), dtype=np.uint8))
     blots = np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC), np.float32)[..., None] / 255
     return (picture * (1 - blots * rng.uniform(0.1, 0.3, 3))).astype(np.float32)
+
+
+@runtime_checkable
+class Caption(Protocol):
+    """A named tuple of words, such as `Wish("red", "circle", "left")`, and what it asks for."""
+
+    @property
+    def caption(self) -> str: ...
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+def captions_of(splits: Mapping[str, Sequence[Caption]], split: str, size: int | None, seed: int) -> list[Prompt]:
+    """The first `size` captions of a split as prompts, in the seed's order, with their words as columns.
+
+    Raises ValueError for an unknown split, or where it has fewer captions.
+    """
+    if split not in splits:
+        raise ValueError(f"data.split is {split!r}: choose one of {', '.join(splits)}")
+    found = splits[split]
+    if size is not None and not 0 <= size <= len(found):
+        raise ValueError(f"data.size is {size}, but the split {split!r} has {len(found)} captions: leave it out to take all")
+    order = np.random.default_rng(seed).permutation(len(found))[:size].tolist()
+    words = [(found[i].caption, found[i]._asdict()) for i in order]
+    return [Prompt("-".join(columns.values()), caption, columns=columns) for caption, columns in words]

@@ -37,35 +37,24 @@ def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[tuple[T, Calla
     At most `DEPTH` items are taken before they are needed. An error of `items` itself is raised after the items before it.
     """
     waiting: deque[tuple[T, Future[R]]] = deque()
+    failed: Exception | None = None
     pool = ThreadPoolExecutor(thread_name_prefix="mmrl-data")
     try:
-        yield from _windowed(items, lambda item: pool.submit(work, item), waiting)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _windowed(
-    items: Iterable[T], submit: Callable[[T], Future[R]], waiting: deque[tuple[T, Future[R]]]
-) -> Iterator[tuple[T, Callable[[], R]]]:
-    failed: Exception | None = None
-    source = iter(items)
-    while failed is None:
         try:
-            item = next(source)
-        except StopIteration:
-            break
+            for item in items:
+                waiting.append((item, pool.submit(work, item)))
+                if len(waiting) > DEPTH:
+                    first, answer = waiting.popleft()
+                    yield first, answer.result
         except Exception as error:  # noqa: BLE001 - raised again in its turn
             failed = error
-            break
-        waiting.append((item, submit(item)))
-        if len(waiting) > DEPTH:
+        while waiting:
             first, answer = waiting.popleft()
             yield first, answer.result
-    while waiting:
-        first, answer = waiting.popleft()
-        yield first, answer.result
-    if failed is not None:
-        raise failed
+        if failed is not None:
+            raise failed
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class FileMemory(Generic[T]):

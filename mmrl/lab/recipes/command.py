@@ -62,7 +62,7 @@ def recipe_prompts(
     seed: Annotated[int, Option(min=0, help="Seed of the prompts and their order.")] = 0,
 ) -> None:
     """Make up prompts by documented rules, in the layout of a published list."""
-    from mmrl.data.drawn.prompt_sets import SETS
+    from mmrl.data.drawn.prompt_writers import SETS
 
     if file.exists():
         raise FileExistsError(f"{file} exists already: choose another name or remove it")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.tables import Table, Values
-from mmrl.data.drawn import moving, prompt_sets, prompt_writers, public_layouts, scenes
+from mmrl.data.drawn import moving, prompt_writers, public_layouts, scenes
 from mmrl.lab.recipes.facts import DATA, MODELS, Given, Measure, Recipe
 from mmrl.lab.tiny import scorers
 from mmrl.runtime.keep import keep
@@ -20,7 +20,7 @@ WHOLE = "whole"
 
 def draw_files(recipe: Recipe) -> Path:
     """The folder of a recipe's small files: drawn once, then kept in the cache."""
-    sources = [inspect.getsource(module) for module in (public_layouts, prompt_sets, prompt_writers, moving, scenes, scorers)]
+    sources = [inspect.getsource(module) for module in (public_layouts, prompt_writers, moving, scenes, scorers)]
     facts = (recipe.tiny.layout, recipe.tiny.seed, model_names(recipe), sources)
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 

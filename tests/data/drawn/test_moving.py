@@ -36,7 +36,7 @@ def prompts(tmp_path):
 @pytest.fixture
 def dark(monkeypatch):
     """Clips on a black canvas, so that every lit pixel is an actor's."""
-    monkeypatch.setitem(scenes._BACKGROUNDS, "noise", lambda rng, side: np.zeros((side, side, 3), np.float32))
+    monkeypatch.setitem(scenes.BACKGROUNDS, "noise", lambda rng, side: np.zeros((side, side, 3), np.float32))
 
 
 def clips(number, kind, style=ClipStyle(), split="train"):

@@ -21,7 +21,7 @@ CROWDED = SceneStyle(glyph=(14, 18), grid=1, num_distractors=3, background="phot
 @pytest.fixture
 def dark(monkeypatch):
     """Scenes on a black canvas, so that every lit pixel is a digit's."""
-    monkeypatch.setitem(scenes._BACKGROUNDS, "noise", lambda rng, side: np.zeros((side, side, 3), np.float32))
+    monkeypatch.setitem(scenes.BACKGROUNDS, "noise", lambda rng, side: np.zeros((side, side, 3), np.float32))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from mmrl.app.plugins.resolve import load
 from mmrl.data.drawn import small_digits
 from mmrl.data.drawn.small_digits import GLYPHS, HEIGHTS, PLACES, SIDE, box_of, draw_small_digit
-from mmrl.data.tools.zoom import zoom
+from mmrl.data.tools.pictures import zoom
 
 
 @pytest.fixture
