@@ -20,7 +20,7 @@ from mmrl.answers.calls import Call, CallError, parse_call
 from mmrl.core.samples import kind_of
 from mmrl.data.files.pictures import open_picture
 from mmrl.data.tools.foreign import mistake
-from mmrl.data.tools.zoom import zoom
+from mmrl.data.tools.pictures import zoom
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from mmrl import load_environment
-from mmrl.answers.calls import CallError, without_thoughts
+from mmrl.answers.calls import CallError, parse_call, without_thoughts
 from mmrl.core.samples import Observation, Prompt, Turn
-from mmrl.data.tools.foreign import Foreign, Shown, call_in, check_start, mistake, show
+from mmrl.data.tools.foreign import SEEDED, Foreign, Shown, check_start, mistake, show
 
 __all__ = ["Gymnasium"]
 
-REMEDY = "let your data set reset it with the seed in the prompt's column `seed`, and put what it shows into the prompt"
 _ANSWERS = 5
 
 
@@ -39,7 +38,7 @@ class Gymnasium:
         world = GymnasiumWorld(self, self.session())
         try:
             first = world.look(world.session.reset(seed=int(prompt.columns.get("seed", seed)))[0])
-            check_start(prompt, first, REMEDY)
+            check_start(prompt, first, SEEDED)
         except BaseException:
             world.close()
             raise
@@ -101,7 +100,7 @@ class GymnasiumWorld:
         """Raises ValueError, with the sentence for the model, where the text names no action that there is."""
         if self.settings.reader is not None:
             return self.settings.reader(text)
-        call = call_in(text, "tags", ("act", "action"))
+        call = parse_call(text, "tags", ("act", "action"))
         given = without_thoughts(text).strip() if call is None else call.arguments.get("action")
         space = getattr(self.session, "action_space", None)
         words = self.settings.actions

@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mmrl.answers.calls import Call, CallError, Form
+from mmrl.answers.calls import Call, CallError, Form, parse_call
 from mmrl.core.samples import Observation, Prompt, Turn
-from mmrl.data.tools.foreign import Foreign, call_in, mistake, show
+from mmrl.data.tools.foreign import Foreign, mistake, show
 
 __all__ = ["McpTools"]
 
@@ -88,7 +88,7 @@ class McpWorld:
     async def step(self, turn: Turn, /) -> Observation | None:
         tools = self.ready.result()
         try:
-            call = call_in(turn.text, self.settings.form)
+            call = parse_call(turn.text, self.settings.form)
             if call is None:
                 return None
             if call.name not in tools:

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from mmrl.answers.calls import CallError, Form, without_thoughts
+from mmrl.answers.calls import CallError, Form, parse_call, without_thoughts
 from mmrl.core.samples import Observation, Prompt, Turn
-from mmrl.data.tools.foreign import Foreign, call_in, check_start, mistake, show
+from mmrl.data.tools.foreign import SEEDED, Foreign, check_start, mistake, show
 
 __all__ = ["OpenEnv"]
 
-REMEDY = "let your data set reset it with the seed in the prompt's column `seed`, and put what it shows into the prompt"
 _LOGGED = ("reward", "done", "metadata")
 """Fields of an observation that are not shown."""
 
@@ -47,7 +46,7 @@ class OpenEnv:
         try:
             first = await session.reset(seed=int(prompt.columns.get("seed", seed)) % 2**31)
             if self.begins:
-                check_start(prompt, show(world.fields(first.observation)), REMEDY)
+                check_start(prompt, show(world.fields(first.observation)), SEEDED)
         except BaseException:
             await world.close()
             raise
@@ -63,7 +62,7 @@ class OpenEnvWorld:
 
     async def step(self, turn: Turn, /) -> Observation:
         try:
-            call = call_in(turn.text, self.settings.form)
+            call = parse_call(turn.text, self.settings.form)
         except CallError as error:
             return mistake(error)
         action = {self.settings.key: without_thoughts(turn.text).strip()} if call is None else dict(call.arguments)

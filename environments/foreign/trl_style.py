@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mmrl import load_environment
-from mmrl.answers.calls import Call, CallError, Form
+from mmrl.answers.calls import Call, CallError, Form, parse_call
 from mmrl.core.samples import Observation, Prompt, Turn
-from mmrl.data.tools.foreign import Foreign, call_in, check_start, mistake, show, then
+from mmrl.data.tools.foreign import Foreign, accepted, check_start, mistake, show, then
 from mmrl.runtime.blame import text_of
 
 __all__ = ["TrlStyle"]
@@ -52,12 +52,10 @@ class TrlStyle:
             world.close()
 
 
-def columns_for(reset: Foreign, prompt: Prompt, seed: int) -> dict[str, object]:
+def columns_for(reset: Foreign, prompt: Prompt, seed: int) -> Mapping[str, object]:
     """The columns that `reset` takes, as TRL gives them."""
     given = {"prompt": [{"role": "user", "content": prompt.text}], "answer": prompt.answer, "seed": seed, **prompt.columns}
-    parameters = inspect.signature(reset).parameters
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return given if takes_all else {name: value for name, value in given.items() if name in parameters}
+    return accepted(reset, given)
 
 
 @dataclass
@@ -80,7 +78,7 @@ class TrlWorld:
 
     def step(self, turn: Turn, /) -> Foreign:
         try:
-            call = call_in(turn.text, self.settings.form)
+            call = parse_call(turn.text, self.settings.form)
             if call is None:
                 return self.with_reward(Observation(done=True))
             tool = self.tool_of(call)

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Literal
 
 from mmrl import load_environment
-from mmrl.answers.calls import CallError, Form
+from mmrl.answers.calls import CallError, Form, parse_call
 from mmrl.core.samples import Observation, Prompt, Turn
-from mmrl.data.tools.foreign import Foreign, call_in, mistake, show
+from mmrl.data.tools.foreign import Foreign, accepted, mistake, show
 
 __all__ = ["VerifiersTurns"]
 
@@ -92,7 +92,7 @@ class VerifiersWorld:
     async def step(self, turn: Turn, /) -> Observation:
         said: dict[str, object] = {"role": "assistant", "content": turn.text}
         try:
-            call = call_in(turn.text, self.settings.form)
+            call = parse_call(turn.text, self.settings.form)
         except CallError as error:
             return mistake(error)
         number = len(self.session["trajectory"])
@@ -117,9 +117,7 @@ class VerifiersWorld:
         total = 0.0
         functions = zip(rubric._get_individual_reward_funcs(), rubric._get_individual_reward_weights(), strict=True)
         for function, weight in functions:
-            parameters = inspect.signature(function).parameters
-            takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-            value = function(**{name: one for name, one in given.items() if takes_all or name in parameters})
+            value = function(**accepted(function, given))
             parts[function.__name__] = float(await value if inspect.isawaitable(value) else value)
             total += weight * parts[function.__name__]
         return Observation(reward=total, done=True, facts=parts)

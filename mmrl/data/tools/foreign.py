@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from mmrl.answers.calls import Call, Form, harmless, parse_call
+from mmrl.answers.calls import harmless
 from mmrl.core.samples import Media, Observation, Prompt, kind_of
 from mmrl.data.files.pictures import upright
 from mmrl.runtime.blame import shown as short
@@ -19,6 +19,8 @@ Foreign = Any
 Shown = tuple[str, tuple[Media, ...]]
 """Text and pictures."""
 T = TypeVar("T")
+SEEDED = "let your data set reset it with the seed in the prompt's column `seed`, and put what it shows into the prompt"
+"""What to do where a prompt does not show what a reset does."""
 
 
 def show(value: Foreign) -> Shown:
@@ -91,9 +93,11 @@ def mistake(words: object) -> Observation:
     return Observation(f"Error: {harmless(str(words))}.", facts={"error": 1.0})
 
 
-def call_in(text: str, form: Form, plain: tuple[str, str] | None = None) -> Call | None:
-    """The last call of a turn, see `parse_call`."""
-    return parse_call(text, form, plain)
+def accepted(function: Callable[..., Foreign], given: Mapping[str, Foreign]) -> Mapping[str, Foreign]:
+    """Those of the given arguments that a function takes by their names."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return {name: value for name, value in given.items() if takes_all or name in parameters}
 
 
 def check_start(prompt: Prompt, first: Shown, remedy: str) -> None:

@@ -11,9 +11,8 @@ from mmrl.answers.boxes.box import Box, Space
 from mmrl.answers.calls import Call, CallError, harmless
 from mmrl.core.samples import MediaSize, Video
 from mmrl.data.files.pictures import upright
-from mmrl.data.tools.draw import Mark, Shape, draw
 from mmrl.data.tools.frames import frames
-from mmrl.data.tools.zoom import zoom
+from mmrl.data.tools.pictures import Mark, Shape, draw, zoom
 from mmrl.runtime.sandbox.sandbox import Pixels, Sandbox, SandboxLimits
 
 SHAPES: tuple[Shape, ...] = ("point", "box", "line")

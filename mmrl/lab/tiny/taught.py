@@ -14,7 +14,7 @@ from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.data.drawn.sounds import beeps as drawn_beeps
 from mmrl.data.files import mp4, wav
-from mmrl.data.tools import zoom
+from mmrl.data.tools import pictures
 from mmrl.lab.tiny import tokenizer
 from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
 from mmrl.lab.tiny.teaching import GeneratorStart, PipelineKind
@@ -66,7 +66,7 @@ LESSONS = ("data.0", "data.1", "stage.1.data.0", "stage.1.data.1", "stage.1.data
 LOOKS = Pupil(
     "tiny/hurried_looks",
     look_twice.build,
-    (look_twice, student, tokenizer, small_digits, zoom),
+    (look_twice, student, tokenizer, small_digits, pictures),
     (
         *("stage.0.until.most=15", "stage.0.until.num_prompts=4", "stage.0.prompts_per_step=4", "stage.1.steps=4"),
         *(f"{table}.size=64" for table in LESSONS),
