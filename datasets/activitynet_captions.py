@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.data.layouts.base import note_unused
 from mmrl.data.readers import Row
-from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of
 from mmrl.runtime.ranges import LargeOrNone
@@ -54,8 +54,7 @@ def _rows(path: Path, report: Report, labelled: bool = True) -> Iterator[Row]:
             yield from (Row({"video": video, "sentence": one}, place, number) for number, one in enumerate(sentences, start=1))
             continue
         if not isinstance(times, list) or not isinstance(sentences, list) or len(times) != len(sentences):
-            report.num_rows += 1
-            report.add(place, "a video needs the lists timestamps and sentences, both of one length")
+            report.add(place, "a video needs the lists timestamps and sentences, both of one length", counts=True)
             continue
         for number, (pair, sentence) in enumerate(zip(times, sentences, strict=True), start=1):
             yield Row({"video": video, "pair": pair, "sentence": sentence}, place, number)

@@ -51,8 +51,8 @@ def _rows(path: Path, report: Report, labelled: bool = True) -> Iterator[Row]:
         if match:
             yield Row(dict(zip(keys, match.groups(), strict=True)), path.name, number)
         elif line.strip():
-            report.num_rows += 1
-            report.add(f"{path.name}:{number}", f"{line.strip()[:60]!r} is not like 'AO8RW 0.0 6.9##a person sits down'")
+            said = f"{line.strip()[:60]!r} is not like 'AO8RW 0.0 6.9##a person sits down'"
+            report.add(f"{path.name}:{number}", said, counts=True)
 
 
 def _asked(row: Row) -> Iterator[VideoRow]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from mmrl import Prompt
 from mmrl.answers.choices import LETTERS
 from mmrl.data.inversion import with_inversion
+from mmrl.data.layouts.base import note_unused
 from mmrl.data.readers import Row, read_json
-from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, read_videos, text_of
 from mmrl.runtime.ranges import LargeOrNone, Share

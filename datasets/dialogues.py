@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl import Prompt
-from mmrl.data.dialogues import Shelf
-from mmrl.data.layouts.files import split_rows
-from mmrl.data.readers import prompts_from
-from mmrl.data.validate import Report
+from mmrl.data.dialogues import dialogue
+from mmrl.data.layouts.files import prompts_in
 from mmrl.runtime.ranges import Count
 
 
@@ -38,9 +36,4 @@ def load(
     Raises:
         ValueError: listing the first bad rows with file and line.
     """
-    file = Path(path)
-    root = Path(image_root) if image_root is not None else file if file.is_dir() else file.parent
-    report = Report(file.name)
-    return prompts_from(
-        split_rows(file, report, split), report, lambda row: Shelf.of(row, root, image_root is None).prompt(row), size
-    )
+    return prompts_in(path, split, image_root, dialogue, size)

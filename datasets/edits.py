@@ -19,9 +19,9 @@ from mmrl import Prompt
 from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.layouts.base import one_of
-from mmrl.data.layouts.files import split_rows
-from mmrl.data.readers import Row, prompts_from
-from mmrl.data.validate import FILE_ROW, Report, strip_markers
+from mmrl.data.layouts.files import prompts_in
+from mmrl.data.readers import Row
+from mmrl.data.validate import FILE_ROW, strip_markers
 
 OWN = ("image", "images", "instruction", "prompt", "text", "id", "mask", "target")
 
@@ -38,10 +38,7 @@ def load(path: str | Path, split: str | None = None, image_root: str | Path | No
     Raises:
         ValueError: listing the first bad rows with file and line.
     """
-    file = Path(path)
-    root = Path(image_root) if image_root is not None else file if file.is_dir() else file.parent
-    report = Report(file.name)
-    return prompts_from(split_rows(file, report, split), report, lambda row: _prompt(row, root, image_root is None))
+    return prompts_in(path, split, image_root, _prompt)
 
 
 def _prompt(row: Row, root: Path, anywhere: bool) -> Prompt:

@@ -22,10 +22,10 @@ from mmrl.core.samples import VIDEO, Video, kind_of
 from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import probe_video
-from mmrl.data.layouts.base import DRAWN
-from mmrl.data.layouts.files import split_rows
-from mmrl.data.readers import Cell, Row, prompts_from
-from mmrl.data.validate import FILE_ROW, Report
+from mmrl.data.layouts.base import DRAWN, drawn_text
+from mmrl.data.layouts.files import prompts_in
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import FILE_ROW
 from mmrl.runtime.ranges import Count
 
 SHOWN = ("image", "picture", "video", "clip")
@@ -57,20 +57,20 @@ def load(
     Raises:
         ValueError: listing the first bad rows with file and line, or where no row is left.
     """
-    file = Path(path)
-    root = Path(image_root) if image_root is not None else file if file.is_dir() else file.parent
-    report, anywhere = Report(file.name), image_root is None
 
-    def make(row: Row) -> Prompt | None:
+    def make(row: Row, root: Path, anywhere: bool) -> Prompt | None:
         if not (shown := _shown(row)):
             return None
         start, first = row.values.get(START), row.values.get(FIRST)
         found = [(name, _found(root, name, cell, anywhere, start)) for name, cell in shown.items()]
-        columns = {name if name in PAIR else _kind(one): one for name, one in found}
+        taught = {name if name in PAIR else "clip" if kind_of(one) is VIDEO else "picture": one for name, one in found}
         media = () if first is None else (_found(root, FIRST, first, anywhere),)
-        return Prompt(str(row.values.get("id", row.number)), _text(row, column), media, columns={**_rest(row), **columns})
+        _, text = drawn_text(row, DRAWN if column is None else (column,))
+        # columns of bytes would be copied with every prompt
+        rest = {name: value for name, value in row.values.items() if name not in OWN and not isinstance(value, bytes)}
+        return Prompt(str(row.values.get("id", row.number)), text, media, columns={**rest, FILE_ROW: row.place, **taught})
 
-    prompts = prompts_from(split_rows(file, report, split), report, make, size)
+    prompts = prompts_in(path, split, image_root, make, size)
     if not prompts:
         raise ValueError(f"{path} holds no row with a picture or a pair of which one is preferred: there is nothing to teach")
     return prompts
@@ -109,23 +109,3 @@ def _found(root: Path, name: str, cell: Cell, anywhere: bool, start: Cell = None
         raise ValueError(f"column {START} is {str(start)[:80]!r}: it must be a number of seconds")
     probe_video(clip := Video(shown, start=start))
     return shown if start is None else clip
-
-
-def _kind(shown: object) -> str:
-    """The column of a single picture or clip."""
-    return "clip" if kind_of(shown) is VIDEO else "picture"
-
-
-def _text(row: Row, column: str | None) -> str:
-    names = DRAWN if column is None else (column,)
-    text = next((row.values[name] for name in names if row.values.get(name) is not None), None)
-    if not isinstance(text, str) or not text.strip():
-        what = "missing" if text is None else repr(text)[:80]
-        raise ValueError(f"column {names[0]} is {what}, and must hold the text of the prompt")
-    return text
-
-
-def _rest(row: Row) -> dict[str, Cell]:
-    """The other columns; those of bytes would be copied with every prompt."""
-    kept = {name: value for name, value in row.values.items() if name not in OWN and not isinstance(value, bytes)}
-    return {**kept, FILE_ROW: row.place}

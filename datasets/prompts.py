@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.data.drawn.prompt_writers import write
-from mmrl.data.layouts.base import DRAWN, MEDIA
+from mmrl.data.layouts.base import DRAWN, MEDIA, drawn_text
 from mmrl.data.layouts.files import split_rows
 from mmrl.data.readers import Row, prompts_from, read_text
 from mmrl.data.validate import FILE_ROW, Report
@@ -77,15 +77,7 @@ def _rows(path: str | Path | None, texts: Sequence[str], split: str | None, repo
 
 
 def _prompt(row: Row, column: str | None) -> Prompt:
-    names = (LINE, *(DRAWN if column is None else (column,)))
-    column = next((name for name in names if row.values.get(name) is not None), names[1])
-    text = row.values.get(column)
-    if not isinstance(text, str) or not text.strip():
-        there = ", ".join(map(str, row.values)) or "no columns"
-        raise ValueError(
-            f"column {column} is {'missing' if text is None else repr(text)[:80]}, and must hold the text of the prompt (the row "
-            f"has {there}): name another with column = NAME"
-        )
+    column, text = drawn_text(row, (LINE,) if LINE in row.values else DRAWN if column is None else (column,))
     columns = {name: value for name, value in row.values.items() if name not in (column, "id", *MEDIA)}
     columns[FILE_ROW] = row.place
     return Prompt(str(row.values.get("id", row.number)), text, answer=row.values.get("answer"), columns=columns)

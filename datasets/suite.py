@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl import Prompt, find_suite
-from mmrl.data.suites.load import load_suite
+from mmrl.data.suites.suite import load_suite
 
 
 def load(suite: str, path: str | Path | None = None, media: str | Path | None = None, any_size: bool = False) -> Sequence[Prompt]:

@@ -1,12 +1,11 @@
 """All text that mmrl puts around prompts."""
 
-import inspect
 import re
 from collections.abc import Iterator
 
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.inspect.settings import settings_of
-from mmrl.data.convert import convert
+from mmrl.data.layouts.annotations.coco import QUESTION
 from mmrl.data.video_rows import ANSWER, CHOOSE, WHEN
 from mmrl.policies.text.families import FAMILIES
 from mmrl.policies.text.families.qwen_vl import BOX_SPACES
@@ -53,7 +52,7 @@ DATA_TEXTS = {
     "clips: spans of time": WHEN,
     "clips: several right options": CHOOSE,
     "clips: everything else": ANSWER,
-    "`mmrl data convert` from COCO": inspect.signature(convert).parameters["question"].default,
+    "`mmrl data convert` from COCO": QUESTION,
 }
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 from mmrl.core.samples import KINDS
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.grounding import GroundingLayout
-from mmrl.data.layouts.annotations.coco import QUESTION
 from mmrl.data.layouts.base import BOX, BOXES, PICTURES
-from mmrl.data.layouts.fix import in_pixels
-from mmrl.data.layouts.guess import guess
-from mmrl.data.layouts.source import Source, open_source
+from mmrl.data.layouts.fix import boxes_in_pixels
+from mmrl.data.layouts.source import Source, guess, open_source
 from mmrl.data.layouts.table import NAMES
-from mmrl.data.layouts.write import LineWriter, answers_of, outside_note
-from mmrl.data.readers import Cell, Row
+from mmrl.data.layouts.write import LineWriter, outside_note
+from mmrl.data.readers import Cell, Row, as_list
 from mmrl.data.validate import Report, strip_markers
 
 
@@ -35,47 +33,27 @@ class Conversion:
     """A line on pictures outside the folder of `out`, if there are any."""
 
     def __str__(self) -> str:
-        notes = "".join(f"\n  {count} {reason}" for reason, count in sorted(self.notes.items()))
-        missing = f"\n  {self.missing_pictures} pictures not found: give image_root" if self.missing_pictures else ""
-        layout = f"\n  {self.layout}" if self.layout else ""
-        outside = f"\n  {self.outside}" if self.outside else ""
-        return f"{self.out}: {self.num_rows} rows, {self.num_pictures} pictures{layout}{notes}{missing}{outside}"
-
-
-def convert(
-    source: str | Path,
-    kind: str | None,
-    out: str | Path,
-    image_root: str | Path | None = None,
-    question: str = QUESTION,
-    columns: Mapping[str, str] | None = None,
-    split: str | None = None,
-    each: bool = False,
-) -> Conversion:
-    """Convert a data set and write `out`, whole or not at all. Pictures are opened only where boxes are shares of their sizes.
-
-    Boxes become corners in pixels, and markers of media that begin a question are taken off. Picture
-    paths become relative to the folder of `out`, or absolute outside it; pictures that a table holds become files in a folder
-    next to it. Data sets that hold neither boxes nor questions are converted from their prompts; see `convert_source`.
-
-    Args:
-        source: a file or folder of one of the layouts, for example COCO's instances JSON or RefCOCO's folder.
-        kind: its layout, one of `mmrl.data.layouts.table.LAYOUTS` that hold boxes or questions; None: guessed.
-        image_root: where the file names in `source` start; its folder by default.
-        question: for layouts whose boxes have labels in place of questions, the text of a row, with {label} in it.
-        columns: our name -> the source's, for the columns that the layout reads.
-        split: the split to convert, where a folder has several.
-        each: make one row per question of a conversation.
-
-    Raises FileNotFoundError, or ValueError for another layout, wrong rows, or where none of the pictures is found.
-    """
-    return convert_source(source_to_convert(Path(source), kind, question, columns, split, each), Path(out), image_root)
+        notes = [f"{count} {reason}" for reason, count in sorted(self.notes.items())]
+        missing = f"{self.missing_pictures} pictures not found: give image_root" if self.missing_pictures else ""
+        lines = [f"{self.out}: {self.num_rows} rows, {self.num_pictures} pictures", self.layout, *notes, missing, self.outside]
+        return "\n  ".join(line for line in lines if line)
 
 
 def source_to_convert(
     path: Path, kind: str | None, question: str, columns: Mapping[str, str] | None, split: str | None, each: bool
 ) -> Source:
-    """The source of a conversion; arguments and errors are those of `convert`."""
+    """The source of a conversion.
+
+    Args:
+        path: a file or folder of one of the layouts, for example COCO's instances JSON or RefCOCO's folder.
+        kind: its layout, one of `mmrl.data.layouts.table.LAYOUTS` that hold boxes or questions; None: guessed.
+        question: for layouts whose boxes have labels in place of questions, the text of a row, with {label} in it.
+        columns: our name -> the source's, for the columns that the layout reads.
+        split: the split to convert, where a folder has several.
+        each: make one row per question of a conversation.
+
+    Raises FileNotFoundError, or ValueError for another layout.
+    """
     found = guess(path, columns or {}, kind, split)
     if found.data_set not in NAMES:
         known = dict.fromkeys(name for names in NAMES.values() for name in names)
@@ -88,7 +66,11 @@ def source_to_convert(
 
 
 def convert_source(opened: Source, out: Path, image_root: str | Path | None = None, copy: bool = False) -> Conversion:
-    """Write the rows of a source to `out`, whole or not at all; `copy` brings along the files that they name.
+    """Write the rows of a source to `out`, whole or not at all. Pictures are opened only where boxes are shares of their sizes.
+
+    Boxes become corners in pixels, and markers of media that begin a question are taken off. Picture paths, which start at
+    `image_root` (None: the source's folder), become relative to the folder of `out`, or absolute outside it; pictures that a
+    table holds become files in a folder next to it. `copy` brings along the files that rows name.
 
     Raises ValueError for wrong rows, or where none of the pictures is found.
     """
@@ -101,7 +83,7 @@ def convert_source(opened: Source, out: Path, image_root: str | Path | None = No
         )
     if not lines:
         raise ValueError(f"{source} gives no rows ({dict(report.notes)}): nothing was written")
-    pictures = {picture for line in lines for name in PICTURES for picture in _as_list(line.get(name))}
+    pictures = {picture for line in lines for name in PICTURES for picture in as_list(line.get(name))}
     missing = sum(not (out.parent / picture).is_file() for picture in pictures)
     if pictures and missing == len(pictures):
         raise ValueError(
@@ -120,8 +102,8 @@ def _lines(source: Source, writer: LineWriter, report: Report) -> Iterator[dict[
             values = {name: value for name, value in values.items() if name not in source.columns.values()}
             values |= {ours: row.values.get(theirs) for ours, theirs in source.columns.items()}
         with report.collecting(row.place):
-            media = [kind.value_of("") for kind in KINDS.values() for name in kind.columns for _ in _as_list(values.get(name))]
-            asked = [strip_markers(one, media) if isinstance(one, str) else one for one in _as_list(values.get("question"))]
+            media = [kind.value_of("") for kind in KINDS.values() for name in kind.columns for _ in as_list(values.get(name))]
+            asked = [strip_markers(one, media) if isinstance(one, str) else one for one in as_list(values.get("question"))]
             values = {**values, "question": asked if isinstance(values.get("question"), list) else next(iter(asked), None)}
             if values.get("space", "pixel") != "pixel":
                 values = _with_pixels(replace(row, values=values), GroundingLayout(writer.root, anywhere=writer.anywhere))
@@ -131,14 +113,5 @@ def _lines(source: Source, writer: LineWriter, report: Report) -> Iterator[dict[
 def _with_pixels(row: Row, layout: GroundingLayout) -> dict[str, Cell]:
     """The row with boxes in pixels of its picture; errors are those of `prompts`."""
     prompt, *_ = layout.prompts(row)
-    boxes = [in_pixels(box, prompt.columns["size"]) for box in answers_of(prompt)]
     rest = {name: value for name, value in row.values.items() if name not in (*BOX, "space")}
-    return {
-        **rest,
-        "size": prompt.columns["size"],
-        **({"boxes": boxes} if isinstance(prompt.answer, tuple) else {"box": boxes[0]}),
-    }
-
-
-def _as_list(value: Cell) -> list[str]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    return {**rest, "size": prompt.columns["size"], **boxes_in_pixels(prompt)}

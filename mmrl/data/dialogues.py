@@ -1,7 +1,7 @@
 """Rows of conversations as prompts with the completion that follows: turns of the model, and what is said and shown between."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.core.samples import IMAGE, VIDEO
@@ -9,11 +9,9 @@ from mmrl.core.types import Prompt
 from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import check_video, video_of
-from mmrl.data.layouts.base import CLIPS, PICTURES, one_of
-from mmrl.data.layouts.swift import BBOX, REF
-from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, ROLES, SETS, decode_source, refused_of, text_and_media
-from mmrl.data.readers import Cell, Row
-from mmrl.data.unused import refuse_keys
+from mmrl.data.layouts.base import CLIPS, PICTURES, one_of, refuse_keys
+from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, BBOX, REF, ROLES, SETS, decode_source, refused_of, text_and_media
+from mmrl.data.readers import Cell, Row, as_list
 from mmrl.data.validate import FILE_ROW
 
 COLUMNS = ("messages", "conversations", "conversation")
@@ -28,16 +26,8 @@ class Shelf:
 
     root: Path
     anywhere: bool
-    pictures: list[Cell] = field(default_factory=list[Cell])
-    clips: list[Cell] = field(default_factory=list[Cell])
-
-    @classmethod
-    def of(cls, row: Row, root: Path, anywhere: bool) -> "Shelf":
-        def as_list(names: tuple[str, ...]) -> list[Cell]:
-            found = one_of(row, *names)
-            return [] if found is None else list(found) if isinstance(found, list) else [found]
-
-        return cls(root, anywhere, as_list(PICTURES), as_list(CLIPS))
+    pictures: list[Cell]
+    clips: list[Cell]
 
     def prompt(self, row: Row) -> Prompt:
         """The row; ValueError for turns that are no dialogue, or media that do not fit them."""
@@ -93,6 +83,12 @@ class Shelf:
         video = video_of(self.root, cell, self.anywhere)
         check_video(video, decode=False)
         return video
+
+
+def dialogue(row: Row, root: Path, anywhere: bool) -> Prompt:
+    """The row, whose relative paths start at the root; errors are those of `Shelf.prompt`."""
+    pictures, clips = (list(as_list(one_of(row, *names))) for names in (PICTURES, CLIPS))
+    return Shelf(root, anywhere, pictures, clips).prompt(row)
 
 
 def _turns(row: Row) -> list[Cell]:

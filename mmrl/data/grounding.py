@@ -11,7 +11,7 @@ from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import TURNED, open_picture, orientation_of, picture_size
 from mmrl.data.layouts.habits import BoxHabits
-from mmrl.data.layouts.read import Measured
+from mmrl.data.layouts.load import Measured
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW, check_markers, check_shape, check_tokens, strip_markers
 

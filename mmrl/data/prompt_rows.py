@@ -10,8 +10,7 @@ from mmrl.answers.boxes.box import Box
 from mmrl.core.samples import kind_of
 from mmrl.core.types import Prompt
 from mmrl.data.layouts.base import EDITED
-from mmrl.data.layouts.guess import Guess, layout_called
-from mmrl.data.layouts.source import Source
+from mmrl.data.layouts.source import Guess, Source, layout_called
 from mmrl.data.layouts.write import answer_columns, answer_of, answers_of, has_spans
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW

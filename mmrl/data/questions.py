@@ -17,8 +17,8 @@ from mmrl.data.files.paths import cell_below, path_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import WISHES, check_video, probe_video, video_of
 from mmrl.data.layouts.base import ANSWERS, BOX, SPANS, one_of
-from mmrl.data.layouts.read import Measured
-from mmrl.data.readers import Cell, Row
+from mmrl.data.layouts.load import Measured
+from mmrl.data.readers import Cell, Row, as_list
 from mmrl.data.validate import FILE_ROW, check_answer, check_markers, check_shape, check_tokens, strip_markers
 from mmrl.data.video_rows import WHEN, inside_clip, spans_of
 
@@ -68,7 +68,7 @@ class Questions:
 
     def measure(self, row: Row) -> Measured:
         """A row's pictures or clips, and the sizes of pictures; threads may ask together. Errors as in `prompts`."""
-        cells = {kind: found for kind in KINDS.values() if (found := _as_list(row, *kind.columns))}
+        cells = {kind: found for kind in KINDS.values() if (found := as_list(one_of(row, *kind.columns)))}
         part = {name: row.values[name] for name in PARTS if row.values.get(name) is not None}
         if part and (len(cells.get(VIDEO, [])) != 1 or isinstance(cells[VIDEO][0], dict)):
             raise ValueError(f"columns {', '.join(part)} show a part of one clip: give the row one, as a path in column video")
@@ -222,11 +222,6 @@ def guess_kind(question: str, answer: Cell, options: Sequence[str] = ()) -> str:
     if _FRACTION.fullmatch(text) or (any(letter.isdigit() for letter in text) and _NUMBER.fullmatch(text)):
         return "number"
     return "math" if _MATH.search(text) else "text"
-
-
-def _as_list(row: Row, *names: str) -> list[Cell]:
-    found = one_of(row, *names)
-    return [] if found is None else found if isinstance(found, list) else [found]
 
 
 def _answer(row: Row) -> Cell:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
@@ -63,6 +64,11 @@ class Row:
         return f"{self.source}:{self.number}"
 
 
+def as_list(value: Cell) -> list[Cell]:
+    """The values of a cell that holds one, several or none."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
     """Rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file; rows that cannot be read go into the report.
 
@@ -83,19 +89,27 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
             raise ValueError(f"data file {path} ends in {suffix!r}: give a .jsonl, .json, .csv, .tsv or .parquet file")
 
 
-def prompts_from(
-    rows: Iterable[Row], report: Report, make: Callable[[Row], Prompt | None], most: int | None = None
-) -> list[Prompt]:
-    """The prompts that `make` makes of rows, without None; ValueError listing the first bad rows, or where there are none."""
-    prompts, ids = list[Prompt](), set[str]()
+def prompts_of(rows: Iterable[Row], report: Report, make: Callable[[Row], Prompt | None]) -> Iterator[Prompt]:
+    """The prompts that `make` makes of rows, without None; rows that lack something go into the report."""
     for row in rows:
-        if len(prompts) == most:
-            break
         report.num_rows += 1
         with report.collecting(row.place):
             if (prompt := make(row)) is not None:
-                check_new_id(prompt, ids)
-                prompts.append(prompt)
+                yield prompt
+
+
+def prompts_from(
+    rows: Iterable[Row], report: Report, make: Callable[[Row], Prompt | None], most: int | None = None
+) -> list[Prompt]:
+    """At most so many of `prompts_of`; ValueError listing the first bad rows, or where there are none."""
+    ids = set[str]()
+
+    def new(row: Row) -> Prompt | None:
+        if (prompt := make(row)) is not None:
+            check_new_id(prompt, ids)
+        return prompt
+
+    prompts = list(islice(prompts_of(rows, report, new), most))
     report.raise_if_bad()
     return prompts
 
@@ -122,6 +136,15 @@ def _not_utf8(path: Path, line: int) -> str:
         f"data file {path} is no text in UTF-8 from line {line} on: save it as UTF-8, or, if it comes from Windows, run "
         f"iconv -f CP1252 -t UTF-8 {path.name} > new{path.suffix}"
     )
+
+
+def parse_json(data: str | bytes, what: str) -> Cell:
+    """The value of a JSON text; ValueError, which calls it `what`, for any other."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        remedy = ": save the file as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise ValueError(f"{what} is not JSON: {error}{remedy}") from None
 
 
 def read_json(path: Path) -> Cell:
@@ -153,8 +176,8 @@ def csv_rows(path: Path, report: Report) -> Iterator[Row]:
         except StopIteration:
             return
         except csv.Error as error:
-            report.num_rows += 1
-            report.add(f"{path.name}:{number}", f"the row cannot be read ({error}): {_QUOTED.format(separator)}")
+            said = f"the row cannot be read ({error}): {_QUOTED.format(separator)}"
+            report.add(f"{path.name}:{number}", said, counts=True)
             continue
         if not cells:
             continue
@@ -170,11 +193,8 @@ def csv_rows(path: Path, report: Report) -> Iterator[Row]:
         elif len(cells) == len(names):
             yield Row({name: _cell(name, cell) for name, cell in zip(names, cells, strict=True)}, path.name, number)
         else:
-            report.num_rows += 1
-            report.add(
-                f"{path.name}:{number}",
-                f"the row has {len(cells)} cells, and the header names {len(names)} columns: {_QUOTED.format(separator)}",
-            )
+            said = f"the row has {len(cells)} cells, and the header names {len(names)} columns: {_QUOTED.format(separator)}"
+            report.add(f"{path.name}:{number}", said, counts=True)
 
 
 _QUOTED = 'write a text that holds {!r} as "..", and a quote in it twice'
@@ -231,7 +251,10 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
 
 def _open_hf(hf: Cell, path: Path, name: str, split: str | None, streaming: bool) -> Cell:
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
-        data = _choose_saved_split(hf.load_from_disk(name), name, split)
+        found = hf.load_from_disk(name)
+        if split is not None and not (isinstance(found, Mapping) and split in found):
+            raise ValueError(f"data set {name} was saved without a split {split!r}; it holds {_splits(found)}")
+        data = _only_split(found, name) if split is None else found[split]
         return data.to_iterable_dataset() if streaming else data
     if path.suffix == ".parquet":
         if not any(path.parent.glob(path.name)):
@@ -291,14 +314,6 @@ def _names_of(feature: Cell) -> list[str] | None:
     return names if isinstance(names, list) else next(filter(None, map(_names_of, feature.values())), None)
 
 
-def _choose_saved_split(found: T | Mapping[str, T], name: str, split: str | None) -> T:
-    if isinstance(found, Mapping) and split is not None and split in found:
-        return found[split]
-    if split is not None:
-        raise ValueError(f"data set {name} was saved without a split {split!r}; it holds {_splits(found)}")
-    return _only_split(found, name)
-
-
 def _only_split(found: T | Mapping[str, T], name: str) -> T:
     if not isinstance(found, Mapping):
         return found
@@ -317,19 +332,13 @@ def _splits(found: object) -> str:
 def _read_jsonl(path: Path, report: Report) -> Iterator[Row]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            values: object = None
             with report.collecting(f"{path.name}:{number}", counts=True):
-                try:
-                    values = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
-                except (ValueError, RecursionError) as error:
-                    remedy = ": save the file as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-                    raise ValueError(f"this is not JSON: {error}{remedy}") from None
+                if not line.strip():
+                    continue
+                values = parse_json(line.removeprefix(b"\xef\xbb\xbf"), "this")
                 if not isinstance(values, dict):
                     whole = ": call a file that is one JSON list .json" if isinstance(values, list) else ""
                     raise ValueError(f"a line must be one JSON object, not {type(values).__name__}{whole}")
-            if isinstance(values, dict):
                 yield Row(values, path.name, number)
 
 
@@ -341,8 +350,7 @@ def _read_json(path: Path, report: Report) -> Iterator[Row]:
         if isinstance(values, dict):
             yield Row(values, path.name, number)
         else:
-            report.num_rows += 1
-            report.add(f"{path.name}:{number}", f"a row must be a JSON object, not {type(values).__name__}")
+            report.add(f"{path.name}:{number}", f"a row must be a JSON object, not {type(values).__name__}", counts=True)
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from mmrl.data.files.paths import path_below, write_jsonl
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.base import BOX, DRAWN, MEDIA, PICTURES
 from mmrl.data.layouts.files import rows_of
-from mmrl.data.layouts.source import Source, foreign, open_foreign
+from mmrl.data.layouts.source import Source
 from mmrl.data.layouts.write import LineWriter, file_hash, outside_note, plain
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import Report
@@ -37,14 +37,13 @@ class Part:
         return line if self.outside is None else f"{line}\n  {self.outside}"
 
 
-def split(
-    path: str | Path,
-    out_dir: str | Path,
+def split_source(
+    source: Source | Path,
+    out_dir: Path,
     parts: Mapping[str, float],
     seed: int = 0,
     image_root: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
-    layout: str | None = None,
     copy: bool = False,
 ) -> list[Part]:
     """Write `<out_dir>/<part>.jsonl` for every part, all or none; the same call gives the same files.
@@ -57,30 +56,14 @@ def split(
     rewritten to start at `out_dir`, or absolute outside it.
 
     Args:
+        source: a source of rows, or the file of rows in our words.
         parts: name -> share, such as {"train": 0.9, "test": 0.1}.
-        columns: our name -> the file's, for image, or for what the layout reads.
-        layout: as `mmrl data check` calls it; None: guessed.
+        columns: our name -> the file's, for image.
         copy: bring along the files that rows name, into a folder per part.
 
-    Raises ValueError for shares that do not add up to 1, a name that no file can have, several layouts that fit, boxes without a
-    picture, or a part that would be empty.
+    Raises ValueError for shares that do not add up to 1, a name that no file can have, boxes without a picture, or a part that
+    would be empty.
     """
-    path, columns = Path(path), columns or {}
-    found = foreign(path, layout, columns)
-    source = None if found is None else open_foreign(path, found, columns)
-    return split_source(source or path, Path(out_dir), parts, seed, image_root, columns, copy)
-
-
-def split_source(
-    source: Source | Path,
-    out_dir: Path,
-    parts: Mapping[str, float],
-    seed: int = 0,
-    image_root: str | Path | None = None,
-    columns: Mapping[str, str] | None = None,
-    copy: bool = False,
-) -> list[Part]:
-    """Split a source, or a file in our words; arguments and errors are those of `split`."""
     if not parts or any(share <= 0 for share in parts.values()) or not isclose(sum(parts.values()), 1, abs_tol=1e-6):
         said = " ".join(f"{name}={share:g}" for name, share in parts.items()) or "no parts"
         raise ValueError(f"{said}: parts must have shares above 0 that add up to 1, such as train=0.9 test=0.1")
@@ -102,16 +85,13 @@ def split_source(
             raise ValueError(f"part {name!r} would be empty: {reader.path} has {len(order)} pictures for {len(parts)} parts")
         file = out_dir / f"{name}.jsonl"
         writer = reader.writer(file)
-        files[file] = [in_part(reader.line(row, writer), name) for row in chosen]
+        lines = (reader.line(row, writer) for row in chosen)
+        # readers of one split leave out rows of another
+        files[file] = [line if line.get("split") is None else {**line, "split": name} for line in lines]
         num_pictures = len({key for row in chosen for key in row.keys if row.cells})
         report.append(Part(file, len(chosen), num_pictures, outside_note(writer.outside, out_dir)))
     write_jsonl(files)
     return report
-
-
-def in_part(line: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """The line with the part's name as its split, if it has one: readers of one split leave out rows of another."""
-    return line if line.get("split") is None else {**line, "split": name}
 
 
 @dataclass(frozen=True)

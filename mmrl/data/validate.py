@@ -7,8 +7,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
+from mmrl.answers.block import items_of
 from mmrl.answers.boxes.box import Box, check_inside
 from mmrl.answers.questions import true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import true_spans
@@ -66,11 +67,8 @@ class Problem:
         return f"{self.place}: {self.text}"
 
 
-class NumberedPrompt(NamedTuple):
-    """A prompt of a data set, or what is wrong with it, and its number from 1 on."""
-
-    number: int
-    prompt: Prompt | Problem
+NumberedPrompt = tuple[int, Prompt | Problem]
+"""A prompt of a data set, or what is wrong with it, and its number from 1 on."""
 
 
 @dataclass
@@ -109,8 +107,10 @@ class Report:
     def ok(self) -> bool:
         return self.num_problems == 0
 
-    def add(self, place: str, text: str) -> None:
+    def add(self, place: str, text: str, counts: bool = False) -> None:
+        """Note a problem; with `counts` it counts a row."""
         self.num_problems += 1
+        self.num_rows += counts
         if len(self.problems) < self.limit:
             short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
             self.problems.append(
@@ -160,8 +160,7 @@ class Report:
         try:
             yield
         except BAD_ROW as error:
-            self.add(place, str(error))
-            self.num_rows += counts
+            self.add(place, str(error), counts)
 
     def leave_out(self, why: str, place: str, by_design: bool = False) -> None:
         """Count an annotation that is not used, and remember its place; `by_design` where nothing is wrong with it."""
@@ -191,12 +190,10 @@ class Report:
         """Raise ValueError that lists the first problems, if there are any; an empty data set is one."""
         self.note_if_empty()
         if not self.ok:
-            raise ValueError(f"the data set cannot be trained on; fix or remove these rows\n{self}{self._remedy()}")
-
-    def _remedy(self) -> str:
-        """A remedy for all rows together: if none of the pictures is found, the folder is the wrong one."""
-        is_lost = self.num_rows == self.num_problems and all(_LOST.fullmatch(problem.text) for problem in self.problems)
-        return f"\n  {ELSEWHERE}" if is_lost else ""
+            # where none of the pictures is found, the folder is the wrong one
+            is_lost = self.num_rows == self.num_problems and all(_LOST.fullmatch(problem.text) for problem in self.problems)
+            remedy = f"\n  {ELSEWHERE}" if is_lost else ""
+            raise ValueError(f"the data set cannot be trained on; fix or remove these rows\n{self}{remedy}")
 
 
 def check(
@@ -210,19 +207,19 @@ def check(
     report, ids = Report("data set", limit), set[str]()
 
     def measure(row: NumberedPrompt) -> Measured:
-        return ((), ()) if isinstance(row.prompt, Problem) else _measure(row.prompt, decode)
+        return ((), ()) if isinstance(row[1], Problem) else _measure(row[1], decode)
 
-    for row, measured in watch(ahead(_enumerate_prompts(prompts, max_rows), measure)):
-        if isinstance(row.prompt, Problem):
-            report.add(row.prompt.place, row.prompt.text)
+    for (number, prompt), measured in watch(ahead(_enumerate_prompts(prompts, max_rows), measure)):
+        if isinstance(prompt, Problem):
+            report.add(prompt.place, prompt.text)
             continue
-        place = str(row.prompt.columns.get(FILE_ROW, f"row {row.number}"))
+        place = str(prompt.columns.get(FILE_ROW, f"row {number}"))
         report.num_rows += 1
         with report.collecting(place):
-            check_new_id(row.prompt, ids)
-            _check_prompt(row.prompt, measured)
-            report.note_duplicate(row.prompt, place)
-            report.note_pictures(row.prompt.media, decode)
+            check_new_id(prompt, ids)
+            _check_prompt(prompt, measured)
+            report.note_duplicate(prompt, place)
+            report.note_pictures(prompt.media, decode)
     report.note_if_empty()
     return report
 
@@ -295,18 +292,18 @@ def _enumerate_prompts(prompts: Iterable[Prompt], max_rows: int | None) -> Itera
         rows = cast(Sequence[Prompt], prompts)
         for i in range(len(rows) if max_rows is None else min(max_rows, len(rows))):
             try:
-                yield NumberedPrompt(i + 1, rows[i])
+                yield i + 1, rows[i]
             except BAD_ROW as error:
-                yield NumberedPrompt(i + 1, Problem(f"row {i + 1}", str(error)))
+                yield i + 1, Problem(f"row {i + 1}", str(error))
         return
     number = 0
     try:
         for number, prompt in enumerate(prompts, start=1):
-            yield NumberedPrompt(number, prompt)
+            yield number, prompt
             if number == max_rows:
                 return
     except BAD_ROW as error:
-        yield NumberedPrompt(number + 1, Problem(f"the row after row {number}", str(error)))
+        yield number + 1, Problem(f"the row after row {number}", str(error))
 
 
 def _measure(prompt: Prompt, decode: bool) -> Measured:
@@ -330,8 +327,7 @@ def _check_prompt(prompt: Prompt, measured: Callable[[], Measured]) -> None:
         check_halves(part if isinstance(part, str) else "")
     check_markers(text, prompt.media)
     sizes, lengths = measured()
-    answers = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
-    for answer in answers:
+    for answer in items_of(prompt.answer):
         if isinstance(answer, Box) and sizes:
             check_inside(answer, MediaSize(*sizes[0], *sizes[0]))
         if isinstance(answer, Interval) and answer.unit == "seconds" and lengths and answer.end > lengths[0] + SPAN_SLACK:

@@ -16,8 +16,8 @@ from mmrl.data.files.ahead import FileMemory
 from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.files.videos import VideoFacts, probe_video
+from mmrl.data.layouts.base import Known, note_unused
 from mmrl.data.readers import Cell, Row, read_json
-from mmrl.data.unused import Known, note_unused
 from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_answer, check_new_id
 from mmrl.runtime.near import near
 
@@ -140,8 +140,10 @@ def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None
     if row.options:
         columns["options"] = row.options
     listed = "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, row.options, strict=False))
-    answer, media = row.answer, _picture(row, videos) if row.is_picture else None
-    if media is None:
+    answer, media = row.answer, str(videos.resolve(row.media)) if row.is_picture else None
+    if media is not None:
+        picture_size(media)
+    else:
         path = videos.find(row.media)
         facts = _FACTS(path, lambda: probe_video(path))
         columns |= {"duration": facts.seconds, "fps": facts.fps}
@@ -153,12 +155,6 @@ def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None
         raise ValueError("the question is empty")
     check_answer(prompt, kind)
     return prompt
-
-
-def _picture(row: VideoRow, videos: VideoFolder) -> str:
-    path = str(videos.resolve(row.media))
-    picture_size(path)
-    return path
 
 
 def inside_clip(answer: object, seconds: float) -> object:

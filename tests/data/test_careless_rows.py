@@ -8,9 +8,8 @@ from PIL import Image
 
 from mmrl.core.types import Prompt
 from mmrl.data.grounding import GroundingLayout
-from mmrl.data.split import split
 from mmrl.data.validate import check
-from tests.support.grounding import check_file, read_grounding
+from tests.support.grounding import check_file, read_grounding, split
 
 
 def problems(path, **layout):

@@ -5,8 +5,7 @@ import pytest
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
-from mmrl.data.convert import convert
-from tests.support.grounding import check_file
+from tests.support.grounding import check_file, convert
 
 INSTANCES = {
     "images": [
@@ -100,18 +99,21 @@ def test_mistakes_are_named_and_leave_no_file(coco, tmp_path):
         convert(tmp_path / "gone.json", "coco", out)
     with pytest.raises(ValueError, match="one refs file, but there is none"):
         convert(coco.parent, "refcoco", out)
-    (tmp_path / "odd.json").write_text('{"images": [], "categories": []}')
-    with pytest.raises(ValueError, match=r"odd\.json does not have the layout of coco: 'annotations' is missing"):
-        convert(tmp_path / "odd.json", "coco", out)
-    (tmp_path / "odd.json").write_text("{")
-    with pytest.raises(ValueError, match="is not JSON"):
-        convert(tmp_path / "odd.json", "coco", out)
-    (tmp_path / "odd.json").write_text(json.dumps(INSTANCES | {"annotations": [{"id": 8, "image_id": 1, "bbox": [1, 2]}]}))
-    with pytest.raises(ValueError, match=r"annotation 8 has bbox \[1, 2\]"):
-        convert(tmp_path / "odd.json", "coco", out)
-    (tmp_path / "odd.json").write_text(json.dumps(INSTANCES | {"annotations": INSTANCES["annotations"][3:4]}))
-    with pytest.raises(ValueError, match=r"gives no rows .*crowd.*nothing was written"):
-        convert(tmp_path / "odd.json", "coco", out)
+    four = r"annotation 8 has bbox .*: it must be four numbers"
+    odd = {"annotations": INSTANCES["annotations"][3:4]}
+    for said, words in (
+        ('{"images": [], "categories": []}', r"odd\.json does not have the layout of coco: 'annotations' is missing"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        (json.dumps(INSTANCES | odd), r"gives no rows .*crowd.*nothing was written"),
+        *(
+            (json.dumps(INSTANCES | {"annotations": [{"id": 8, "image_id": 1, "bbox": [x, *(1, 2, 3)[:more]]}]}), four)
+            for x, more in (("a", 3), (float("nan"), 3), (10**400, 3), (1, 2), (1, 1))
+        ),
+    ):
+        (tmp_path / "odd.json").write_text(said)
+        with pytest.raises(ValueError, match=words):
+            convert(tmp_path / "odd.json", "coco", out)
     assert not out.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["annotations", "images", "odd.json"]
 
@@ -128,22 +130,6 @@ def test_a_conversion_without_any_picture_is_refused(coco, tmp_path):
     ):
         convert(coco, "coco", tmp_path / "boxes.jsonl")
     assert not (tmp_path / "boxes.jsonl").exists()
-
-
-@pytest.mark.parametrize("bbox", [["a", 1, 2, 3], [float("nan"), 1, 2, 3], [10**400, 1, 2, 3], [1, 2, 3]])
-def test_boxes_that_are_no_numbers_are_named_and_leave_no_file(coco, tmp_path, bbox):
-    data = json.loads(coco.read_text())
-    data["annotations"][0]["bbox"] = bbox
-    coco.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=r"annotation 11 has bbox .*: it must be four numbers"):
-        convert(coco, "coco", tmp_path / "boxes.jsonl", tmp_path / "images")
-    assert not (tmp_path / "boxes.jsonl").exists()
-
-
-def test_json_without_end_is_named(coco, tmp_path):
-    coco.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="is not JSON"):
-        convert(coco, "coco", tmp_path / "boxes.jsonl")
 
 
 def test_markers_of_clips_that_are_objects_are_taken_off(jsonl, tmp_path):

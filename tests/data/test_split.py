@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 from mmrl.app.cli.data import data
 from mmrl.app.commands.data import split_by_shares
 from mmrl.app.plugins.resolve import load
-from mmrl.data.convert import convert
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.files.pictures import content_hash
-from mmrl.data.layouts.guess import guess
-from mmrl.data.split import split
+from mmrl.data.layouts.source import guess
+from tests.support.grounding import convert, split
 from tests.support.videos import even, write_video
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mmrl.core.types import Prompt
 from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.base import Look
-from mmrl.data.layouts.guess import LAYOUTS, candidates
+from mmrl.data.layouts.source import LAYOUTS, candidates
 from mmrl.data.layouts.turns import each_question
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row

@@ -8,12 +8,12 @@ from PIL import Image
 
 from mmrl.app.commands.data import check
 from mmrl.core.samples import Video
-from mmrl.data.convert import convert
-from mmrl.data.dialogues import Shelf
+from mmrl.data.dialogues import dialogue
+from mmrl.data.layouts.base import note_unused, refuse_keys
 from mmrl.data.layouts.table import LAYOUTS
 from mmrl.data.readers import Row
-from mmrl.data.unused import note_unused, refuse_keys
 from mmrl.data.validate import Report
+from tests.support.grounding import convert
 from tests.support.videos import even, write_video
 
 KNOWN = {"": ("a", "b"), "b": ("c",), "b.c": ("d",)}
@@ -89,24 +89,6 @@ VOC = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "named"),
-    [
-        (
-            "instances.json",
-            json.dumps(COCO),
-            "info (1), images.license (1), categories.supercategory (1), annotations.area (1), annotations.attributes",
-        ),
-        ("shapes.json", json.dumps(LABELME), "version (1), shapes.group_id (1), shapes.flags (1)"),
-        ("a.xml", VOC, "size.depth (1), object.difficult (1), object.bndbox.angle (1)"),
-    ],
-)
-def test_files_of_annotations_name_what_they_say_in_vain(name, text, named, tmp_path):
-    written(tmp_path)
-    (tmp_path / name).write_text(text)
-    assert f"keys that are not read: {named}" in check(str(tmp_path / name), [])
-
-
 ENTRY = {"duration": 8.0, "timestamps": [[0, 1]], "sentences": ["a"], "url": "x"}
 QUESTION = {"question_id": 0, "question_type": "explanatory", "question": "Why?"}
 CLEVRER = {
@@ -120,12 +102,19 @@ NEXT = "video_id,frame_count,question,answer,qid,type,a0,a1,a2,a3,a4\na,80,who,b
 @pytest.mark.parametrize(
     ("name", "text", "named"),
     [
+        (
+            "instances.json",
+            json.dumps(COCO),
+            "info (1), images.license (1), categories.supercategory (1), annotations.area (1), annotations.attributes",
+        ),
+        ("shapes.json", json.dumps(LABELME), "version (1), shapes.group_id (1), shapes.flags (1)"),
+        ("a.xml", VOC, "size.depth (1), object.difficult (1), object.bndbox.angle (1)"),
         ("captions.json", json.dumps({"a": ENTRY}), "video.url (1)"),
         ("clevrer.json", json.dumps([CLEVRER]), "video.scene_index (1), question.question_id (1), question.choices.program (1)"),
         ("next.csv", NEXT, "frame_count (1)"),
     ],
 )
-def test_published_questions_about_clips_name_what_they_say_in_vain(name, text, named, tmp_path):
+def test_files_name_what_they_say_in_vain(name, text, named, tmp_path):
     written(tmp_path)
     (tmp_path / name).write_text(text)
     assert f"keys that are not read: {named}" in check(str(tmp_path / name), [])
@@ -140,6 +129,7 @@ def test_refs_name_what_they_say_in_vain(tmp_path):
 
 
 def test_data_check_names_columns_for_rewards(tmp_path):
+    assert "1 rows, 0 problems" in check(written(tmp_path, swift(image_id=[0])), []), "the first picture's is read"
     row = {"question": "how many?", "answer": "3", "dificulty": 2, "source": "x", "empty": None}
     said = check(written(tmp_path, row, row | {"question": "and here?", "source": None}), [])
     assert "columns for rewards alone: dificulty (2), source (1)" in said and "keys that" not in said
@@ -173,10 +163,6 @@ def test_keys_that_change_what_a_row_means_are_refused(row, words, tmp_path):
         check(written(tmp_path, row), [])
 
 
-def test_image_id_of_the_first_picture_is_read(tmp_path):
-    assert "1 rows, 0 problems" in check(written(tmp_path, swift(image_id=[0])), [])
-
-
 PART = {"type": "video", "video": "a.mp4", "video_start": 2.0, "video_end": 6.0, "fps": 2.0}
 
 
@@ -206,7 +192,7 @@ def test_parts_of_clips_survive_a_conversion(tmp_path):
 def test_dialogues_show_parts_of_clips(tmp_path):
     written(tmp_path)
     row = Row({"messages": [*asked(PART), {"role": "assistant", "content": "It falls."}]}, "rows.jsonl", 1)
-    assert Shelf.of(row, tmp_path, True).prompt(row).media == (Video(str(tmp_path / "a.mp4"), 2.0, 6.0, 2.0),)
+    assert dialogue(row, tmp_path, True).media == (Video(str(tmp_path / "a.mp4"), 2.0, 6.0, 2.0),)
 
 
 def test_every_layout_of_rows_says_what_it_reads_of_objects():
@@ -220,4 +206,4 @@ def test_dialogues_refuse_the_same_keys(tmp_path):
         r"messages\.tool_calls": asked(tool_calls=[{"name": "f"}]),
     }.items():
         with pytest.raises(ValueError, match=f"the row has {key}: "):
-            Shelf.of(Row({"messages": turns}, "rows.jsonl", 1), tmp_path, True).prompt(Row({"messages": turns}, "rows.jsonl", 1))
+            dialogue(Row({"messages": turns}, "rows.jsonl", 1), tmp_path, True)

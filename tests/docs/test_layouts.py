@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.data.layouts.guess import guess
+from mmrl.data.layouts.source import guess
 from mmrl.data.layouts.table import LAYOUTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how_to" / "layouts.md").read_text(encoding="utf-8")

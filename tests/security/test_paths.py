@@ -10,10 +10,9 @@ from PIL import Image
 
 from mmrl.app.plugins.resolve import load
 from mmrl.app.reward_test.rows import read_tasks
-from mmrl.data.convert import convert
 from mmrl.data.files.paths import FOLLOW_LINKS, path_below
-from mmrl.data.split import split
 from mmrl.data.video_rows import VideoFolder
+from tests.support.grounding import convert, split
 
 
 @pytest.fixture

@@ -1,12 +1,17 @@
 """Files with rows of our own, read and checked as `mmrl data check` does."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from mmrl.core.types import Prompt
+from mmrl.data.convert import Conversion, convert_source, source_to_convert
 from mmrl.data.grounding import GroundingLayout
-from mmrl.data.layouts.read import read_prompts
+from mmrl.data.layouts.annotations.coco import QUESTION
+from mmrl.data.layouts.load import read_prompts
+from mmrl.data.layouts.source import foreign, open_foreign
 from mmrl.data.readers import read_rows
+from mmrl.data.split import Part, split_source
 from mmrl.data.validate import Report
 
 
@@ -21,3 +26,23 @@ def check_file(path: Path, layout: GroundingLayout | None = None, limit: int = 2
     report.note_if_empty()
     report.refuse_duplicates()
     return report
+
+
+def split(path: Path, out: Path, parts: Mapping[str, float], seed: int = 0) -> list[Part]:
+    """Deal the rows of a file out, whatever its layout."""
+    found = foreign(path)
+    return split_source(path if found is None else open_foreign(path, found), out, parts, seed)
+
+
+def convert(
+    source: str | Path,
+    kind: str | None,
+    out: Path,
+    image_root: Path | None = None,
+    question: str = QUESTION,
+    columns: Mapping[str, str] | None = None,
+    split: str | None = None,
+    each: bool = False,
+) -> Conversion:
+    """Write a file's rows in our words, as `mmrl data convert` does."""
+    return convert_source(source_to_convert(Path(source), kind, question, columns, split, each), Path(out), image_root)

@@ -25,10 +25,9 @@ from mmrl.data.grounding import BoxFormat, GroundingLayout
 from mmrl.data.layouts import files
 from mmrl.data.layouts.base import BOX, BOXES
 from mmrl.data.layouts.fix import fix
-from mmrl.data.layouts.guess import Guess, UnknownLayoutError, guess
 from mmrl.data.layouts.habits import BoxHabits
-from mmrl.data.layouts.read import RowReader, read_prompts
-from mmrl.data.layouts.source import Source, foreign, open_foreign, open_source
+from mmrl.data.layouts.load import RowReader, read_prompts
+from mmrl.data.layouts.source import Guess, Source, UnknownLayoutError, foreign, guess, open_foreign, open_source
 from mmrl.data.layouts.table import NAMES
 from mmrl.data.prompt_rows import prompt_source
 from mmrl.data.questions import Questions

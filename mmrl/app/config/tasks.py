@@ -11,7 +11,7 @@ from mmrl.app.plugins.resolve import listing, locate
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values
 from mmrl.data.layouts.base import QUESTIONS
 from mmrl.data.layouts.files import SPLITS, splits_of
-from mmrl.data.layouts.guess import guess
+from mmrl.data.layouts.source import guess
 from mmrl.data.readers import TRAIN
 from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.policies.text.settings import TextPolicyConfig

@@ -26,9 +26,8 @@ from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.base import ANSWERS
 from mmrl.data.layouts.base import BOXES as GROUNDING
 from mmrl.data.layouts.files import look_at, rows_of
-from mmrl.data.layouts.guess import Guess
-from mmrl.data.layouts.read import read_prompts
-from mmrl.data.layouts.source import foreign, open_foreign
+from mmrl.data.layouts.load import read_prompts
+from mmrl.data.layouts.source import Guess, foreign, open_foreign
 from mmrl.data.layouts.table import NAMES
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row

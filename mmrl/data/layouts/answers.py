@@ -1,10 +1,19 @@
-"""True answers of other people's rows: boxes in any of the usual spellings, or whatever else was written."""
+"""True answers of other people's rows: boxes in any of the usual spellings, or whatever else was written.
+
+Models are taught boxes in tokens of their own:
+
+    cat<loc_52><loc_332><loc_932><loc_774>                                                     Florence-2
+    <loc0340><loc0053><loc0793><loc0954> cat                                                   PaliGemma
+    <|object_ref_start|>the cat<|object_ref_end|><|box_start|>(52,332),(932,774)<|box_end|>    Qwen2-VL
+
+Florence-2 counts 1,000 steps, of which it means the middles. PaliGemma writes y before x, in 1,024 steps.
+"""
 
 import json
+import re
 
 from mmrl.answers.block import answer_block, strip_fence
 from mmrl.data.layouts.base import Values
-from mmrl.data.layouts.tokens import token_boxes
 from mmrl.data.readers import Cell
 
 BOX_KEYS = ("bbox_2d", "bbox", "box")
@@ -21,11 +30,11 @@ def say_answer(answer: Cell, has_picture: bool) -> Values:
     found = _json(answer) if isinstance(answer, str) else answer
     if has_picture and isinstance(answer, str) and (boxes := token_boxes(answer_block(answer))) is not None:
         return boxes
-    if not has_picture or not _is_boxes(found):
+    items = found if isinstance(found, list) and not _is_four(found) else [found]
+    if not has_picture or not items or not all(_is_four(item) or _is_object(item) for item in items):
         return {"answer": answer_block(answer) if isinstance(answer, str) else answer}
-    several = isinstance(found, list) and not _is_four(found)
     # a list with one box is how models are taught to write a single one
-    return {"box": found[0] if several and len(found) == 1 else found}
+    return {"box": items[0] if len(items) == 1 else found}
 
 
 def _json(text: str) -> Cell:
@@ -36,12 +45,6 @@ def _json(text: str) -> Cell:
         return json.loads(inside)
     except (ValueError, RecursionError):
         return None
-
-
-def _is_boxes(found: Cell) -> bool:
-    if _is_four(found) or _is_object(found):
-        return True
-    return isinstance(found, list) and bool(found) and all(_is_four(item) or _is_object(item) for item in found)
 
 
 def _is_four(found: Cell) -> bool:
@@ -65,3 +68,38 @@ def corners_of(box: list[float]) -> list[float]:
     x, y, width, height = box
     # 32-bit floats of files, rounded so that a box at the edge stays inside its picture
     return [round(side, 4) for side in (x, y, x + width, y + height)]
+
+
+_NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+_FLORENCE = re.compile(r"(?P<label>[^<>]*+)(?P<at>(?:<loc_\d{1,3}>)++)")
+_PALIGEMMA = re.compile(r"(?P<at>(?:<loc\d{4}>){4})(?:<seg\d{3}>)*+(?P<label>[^<>;]*+);?\s*+")
+_QWEN = re.compile(
+    r"(?:<\|object_ref_start\|>(?P<label>[^<>]*+)<\|object_ref_end\|>\s*+)?+"
+    r"<\|box_start\|>(?P<at>[^<>]*+)<\|box_end\|>[\s,;.]*+"
+)
+_FORMS = (
+    (_FLORENCE, "norm1000", lambda four: [x + 0.5 for x in four]),
+    (_PALIGEMMA, "norm1", lambda four: [four[i] / 1024 for i in (1, 0, 3, 2)]),
+    (_QWEN, "norm1000", list[float]),
+)
+"""Pieces of a text, their space, and the corners that four numbers mean."""
+
+
+def token_boxes(text: str) -> Values | None:
+    """`box` and `space` of an answer that is nothing but boxes in tokens; None for any other text."""
+    for pattern, space, meant in _FORMS:
+        pieces, label, found, at = list[re.Match[str]](), "", [], 0
+        # a search for the pieces would take quadratic time
+        while piece := pattern.match(text, at):
+            pieces.append(piece)
+            at = piece.end()
+        if not pieces or at < len(text):
+            continue
+        for piece in pieces:
+            label, numbers = (piece["label"] or "").strip() or label, [float(x) for x in _NUMBERS.findall(piece["at"])]
+            if not numbers or len(numbers) % 4:
+                raise ValueError(f"{piece[0][:80]!r} holds {len(numbers)} numbers, and a box has four")
+            boxes = (meant(numbers[i : i + 4]) for i in range(0, len(numbers), 4))
+            found += [{"bbox": box, "label": label} if label else box for box in boxes]
+        return {"box": found[0] if len(found) == 1 else found, "space": space}
+    return None

@@ -2,16 +2,19 @@
 
 Our words are the columns that `mmrl.data.grounding` and `mmrl.data.questions` read: id, image, video, question, answer, options,
 kind, box, space, size, split, and system for a text that comes before all turns. Every other column stays as it is.
+
+Keys of a row's objects that nothing reads are named by `mmrl data check`, and those that change what a row means are refused. A
+layout lists, by the place of objects inside a row or file, the keys that it knows: {"objects": ("ref", "bbox")} lets
+{"objects": {"bbox": [[1, 2, 30, 40]], "width": 640}} be told of as objects.width. The place of the row or file itself is "".
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 from mmrl.core.samples import IMAGE, KINDS, VIDEO
 from mmrl.data.readers import Cell, Row
-from mmrl.data.unused import Known, Refused, note_unused, refuse_keys
 from mmrl.data.validate import BAD_ROW, Report
 
 Values = Mapping[str, Cell]
@@ -27,6 +30,10 @@ BOX = ("box", "boxes", "bbox")
 SPANS = ("span", "spans")
 DRAWN = ("prompt", "caption", "text")
 """Columns that hold the prompt of a picture to be drawn; the first non-empty one counts."""
+Known = Mapping[str, Sequence[str]]
+"""Place -> the keys that are read there."""
+Refused = Mapping[str, str]
+"""Place and key -> what to do instead: {"messages.tool_calls": "write the call in its content"}."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +165,53 @@ def row_like(row: Row, used: Iterable[str], said: Values) -> Row:
     return Row({**{name: value for name, value in said.items() if value is not None}, **values}, row.source, row.number)
 
 
+def drawn_text(row: Row, names: Sequence[str] = DRAWN) -> tuple[str, str]:
+    """The first filled one of some columns, and the text of a prompt that it holds; ValueError without a text."""
+    column = next((name for name in names if row.values.get(name) is not None), names[0])
+    text = row.values.get(column)
+    if not isinstance(text, str) or not text.strip():
+        there = ", ".join(map(str, row.values)) or "no columns"
+        raise ValueError(
+            f"column {column} is {'missing' if text is None else repr(text)[:80]}, and must hold the text of the prompt (the row "
+            f"has {there}): name another with column = NAME"
+        )
+    return column, text
+
+
 def one_of(row: Row, *names: str) -> Cell:
     """The one of several columns that is filled; ValueError where two are, None where none is."""
     found = [name for name in names if row.values.get(name) is not None]
     if len(found) > 1:
         raise ValueError(f"columns {', '.join(found)} say the same twice: choose with columns = {{{names[0]} = ..}}")
     return row.values[found[0]] if found else None
+
+
+def note_unused(report: Report, values: Mapping[str, Cell], known: Known) -> None:
+    """Count the keys of a row or file that are at known places and are not known there."""
+    for place, keys in known.items():
+        report.unused.update(_names(values, place, frozenset(keys)))
+
+
+def refuse_keys(values: Mapping[str, Cell], refused: Refused) -> None:
+    """Raise ValueError for a row with a key that is refused."""
+    for place in dict.fromkeys(name.rpartition(".")[0] for name in refused):
+        for name in _names(values, place):
+            if name in refused:
+                raise ValueError(f"the row has {name}: {refused[name]}")
+
+
+def _names(values: Mapping[str, Cell], place: str, but: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The keys of all objects at a place that hold something, each with its place: objects.width."""
+    for found in _objects(values, place.split(".") if place else []):
+        yield from (f"{place}.{key}" if place else str(key) for key in found if key not in but and found[key] is not None)
+
+
+def _objects(found: Cell, path: Sequence[str]) -> Iterator[Mapping[str, Cell]]:
+    """The objects at the end of a path; what a list holds is at the list's place."""
+    if isinstance(found, list):
+        for item in found:
+            yield from _objects(item, path)
+    elif isinstance(found, Mapping) and path:
+        yield from _objects(found.get(path[0]), path[1:])
+    elif isinstance(found, Mapping):
+        yield found

@@ -1,15 +1,16 @@
 """Files and folders that hold rows, whatever the rows say: JSONL, JSON, CSV, TSV, parquet, tar, folders of Hugging Face, and of
 pictures with a list or with texts beside them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from mmrl.core.samples import IMAGE, kind_of
+from mmrl.core.samples import AUDIO, IMAGE, VIDEO, Prompt, kind_of
+from mmrl.data.files.paths import path_below
+from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.base import Look, rename_columns
-from mmrl.data.layouts.paired import is_paired, paired_rows, refuse_sounds
 from mmrl.data.layouts.shards import SUFFIX, shards, tar_rows
-from mmrl.data.readers import TRAIN, Row, existing, hf_rows, import_extra, open_hf, read_json, read_rows
+from mmrl.data.readers import TRAIN, Row, existing, hf_rows, import_extra, open_hf, prompts_from, read_json, read_rows, read_text
 from mmrl.data.validate import Report
 
 FIRST = 16
@@ -133,6 +134,24 @@ def split_rows(path: Path, report: Report, split: str | None) -> Iterator[Row]:
             yield row
 
 
+def prompts_in(
+    path: str | Path,
+    split: str | None,
+    image_root: str | Path | None,
+    make: Callable[[Row, Path, bool], Prompt | None],
+    most: int | None = None,
+) -> list[Prompt]:
+    """The prompts of a file or folder in its order, at most so many; errors are those of `prompts_from`.
+
+    `make` is given a row, where its relative paths start (None: the file's folder), and whether it may name any file by its
+    absolute path; None leaves the row out.
+    """
+    file = Path(path)
+    root = Path(image_root) if image_root is not None else file if file.is_dir() else file.parent
+    report = Report(file.name)
+    return prompts_from(split_rows(file, report, split), report, lambda row: make(row, root, image_root is None), most)
+
+
 def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) -> Look:
     """The beginning of a file or folder, with its columns called as the user says.
 
@@ -193,3 +212,44 @@ def _table_rows(folder: Path) -> tuple[Row, ...]:
         raise ValueError(f"{file} is broken: write or download it again ({error})") from None
     rows = [] if batch is None else batch.slice(0, FIRST).to_pylist()
     return tuple(Row(values, file.name, number) for number, values in enumerate(rows, start=1))
+
+
+def pairs(folder: Path) -> Iterator[tuple[Path, Path | None]]:
+    """The pictures and clips of a folder, by name, each with the text beside it."""
+    for file in sorted(file for file in folder.iterdir() if file.suffix.lower() in PICTURE_SUFFIXES | VIDEO.suffixes):
+        yield file, next((text for ending in (".txt", ".caption") if (text := file.with_suffix(ending)).is_file()), None)
+
+
+def is_paired(folder: Path, by_labels: bool = False) -> bool:
+    """Has any picture or clip a text beside it, or a label file of YOLO?"""
+    has_text = False
+    for _, text in pairs(folder) if folder.is_dir() else ():
+        has_text = has_text or text is not None
+        # YOLO's file of a picture without boxes is empty
+        if text is not None and text.stat().st_size:
+            with text.open("rb") as file:
+                words = file.readline(1000).split()
+            return by_labels == (len(words) > 4 and not any(word.strip(b"0123456789.e+-") for word in words))
+    return has_text and not by_labels
+
+
+def refuse_sounds(folder: Path) -> None:
+    """Raise ValueError for a folder of sounds with texts beside them."""
+    found = sorted(file for file in folder.iterdir() if file.suffix.lower() in AUDIO.suffixes)
+    if told := [file.name for file in found if file.with_suffix(".txt").is_file()]:
+        raise ValueError(
+            f"{folder} holds sounds with texts beside them ({told[0]}), which nothing reads: list them in metadata.jsonl, as in "
+            f'{{"file_name": "{told[0]}", "question": "What is heard?", "answer": "a beep"}}'
+        )
+
+
+def paired_rows(folder: Path, report: Report, below: str = "") -> Iterator[Row]:
+    """A row per picture or clip, its path as seen from above `below`; one without a text goes into the report."""
+    refuse_sounds(folder / below)
+    for number, (file, text) in enumerate(pairs(folder / below), start=1):
+        shown = Path(below, file.name)
+        with report.collecting(str(shown), counts=True):
+            if text is None:
+                raise ValueError(f"it has no text: write it into {file.stem}.txt next to it, or list all in metadata.jsonl")
+            written = read_text(Path(path_below(folder, str(shown.with_name(text.name)), "data.path")))
+            yield Row({"text": written.strip(), kind_of(file).name: str(shown)}, file.name, number)

@@ -14,9 +14,9 @@ from mmrl.data.files.paths import relative_to, write_jsonl
 from mmrl.data.files.videos import cell_of
 from mmrl.data.layouts.base import BOXES, PICTURES
 from mmrl.data.layouts.habits import BoxHabits
-from mmrl.data.layouts.read import RowReader, check_rows
+from mmrl.data.layouts.load import RowReader, check_rows
 from mmrl.data.layouts.source import Source
-from mmrl.data.layouts.write import LineWriter, answer_of
+from mmrl.data.layouts.write import LineWriter, answer_columns, answer_of
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW, Problem, Report
 
@@ -61,12 +61,12 @@ def fix(source: Source, reader: RowReader, out: str | Path, habits: BoxHabits | 
         raise ValueError(f"--fix {out} is to be JSONL: call it {out.with_suffix('.jsonl').name}")
     report, writer = Report(str(source.path), _ALL), LineWriter(out, out.parent)
     lines, seen = list[dict[str, Cell]](), dict[object, str]()
-    for good in check_rows(source.rows, reader, report, source.rows_split, watch):
-        with report.collecting(good.row.place):
-            new = [prompt for prompt in good.prompts if _is_new(prompt, good.row.place, seen)]
+    for row, found in check_rows(source.rows, reader, report, source.rows_split, watch):
+        with report.collecting(row.place):
+            new = [prompt for prompt in found if _is_new(prompt, row.place, seen)]
             if not new:
                 raise ValueError("the row says exactly what one before it says")
-            lines += [writer.line(line_of(prompt, good.row, source, out.parent)) for prompt in new]
+            lines += [writer.line(line_of(prompt, row, source, out.parent)) for prompt in new]
     report.note_if_empty()
     if habits is not None and habits.suspicion is not None:
         raise ValueError(f"{source.path}: {habits.suspicion}; nothing was written")
@@ -88,13 +88,7 @@ def line_of(prompt: Prompt, row: Row, source: Source, folder: Path) -> dict[str,
         kind = columns.pop("problem_type")
         line |= {"question": columns.pop("question"), **answer_of(prompt), "kind": kind}
         return {**line, **columns}
-    size = columns["size"]
-    answer = prompt.answer
-    line["question"] = prompt.text
-    if isinstance(answer, Box):
-        line["box"] = in_pixels(answer, size)
-    elif isinstance(answer, tuple):
-        line["boxes"] = [in_pixels(box, size) for box in answer]
+    line |= {"question": prompt.text, **boxes_in_pixels(prompt)}
     return {**line, **{name: value for name, value in columns.items() if name not in line}}
 
 
@@ -125,6 +119,11 @@ def _media(prompt: Prompt, row: Row, column: str, folder: Path) -> dict[str, Cel
     cells = found if isinstance(found, list) else [found]
     pairs = zip(prompt.media, cells, strict=True)
     return {"image": [relative_to(one, Path(), folder) if isinstance(one, str) else cell for one, cell in pairs]}
+
+
+def boxes_in_pixels(prompt: Prompt) -> dict[str, Cell]:
+    """The column of a prompt's boxes, one or several, in pixels of its picture; errors are those of `in_pixels`."""
+    return answer_columns("box", "boxes", prompt, lambda box: in_pixels(box, prompt.columns["size"]))
 
 
 def in_pixels(box: Box, size: tuple[int, int]) -> Cell:

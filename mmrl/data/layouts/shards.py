@@ -6,14 +6,13 @@ Members are read one by one inside the tar; no file is opened by their names. Th
 leads out by `..` or is larger than any picture.
 """
 
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from mmrl.core.samples import IMAGE
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
-from mmrl.data.readers import Cell, Row, existing
+from mmrl.data.readers import Cell, Row, existing, parse_json
 from mmrl.data.validate import Report
 
 SUFFIX = ".tar"
@@ -95,10 +94,7 @@ def _columns(archive: tarfile.TarFile, member: tarfile.TarInfo, name: PurePosixP
         return {column: {"bytes": data, "path": None}}
     if ending == ".txt":
         return {"text": data.decode("utf-8-sig").strip()}
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"this is not JSON: {error}") from None
+    found = parse_json(data, "this")
     if not isinstance(found, dict):
         raise ValueError(f"it must hold one JSON object, not {type(found).__name__}")
     return {str(column): value for column, value in found.items()}

@@ -19,19 +19,15 @@ from mmrl.data.layouts.annotations.coco import CAPTIONED, INSTANCES, caption_row
 from mmrl.data.layouts.annotations.label_studio import is_label_studio, label_studio_rows
 from mmrl.data.layouts.annotations.labelme import has_shapes, labelme_rows
 from mmrl.data.layouts.annotations.objects import BOXES as OBJECT_BOXES
-from mmrl.data.layouts.annotations.objects import has_objects, objects_row
-from mmrl.data.layouts.annotations.sides import OURS, has_sides, side_rows
+from mmrl.data.layouts.annotations.objects import OURS, has_objects, has_sides, objects_row, side_rows
 from mmrl.data.layouts.annotations.voc import has_xml, voc_rows
 from mmrl.data.layouts.answers import BOX_KEYS
 from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, CLIPS, DRAWN, EDITED, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
 from mmrl.data.layouts.columns import Columns, prefix_row
-from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
-from mmrl.data.layouts.refer import has_refs, refer_rows
-from mmrl.data.layouts.swift import MESSAGES, OBJECTS, PAIR, messages_row
-from mmrl.data.layouts.turns import PART, Conversation, refused_of
+from mmrl.data.layouts.refer import RAW, SENTENCES, has_refs, raw_row, refer_rows
+from mmrl.data.layouts.turns import MESSAGES, OBJECTS, PAIR, PART, Conversation, messages_row, refused_of
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
 from mmrl.data.readers import CLASSES
-from mmrl.data.unused import Known
 
 REST = (*MEDIA, *ANSWERS, "id", "split")
 """The other columns of rows whose question is in one of their own."""
@@ -39,7 +35,7 @@ COMPLETED = (*ANSWERS, "completion")
 LMMS = ("image", "answer", "bbox", "segmentation", "file_name")
 BOXED = (*BOX_KEYS, "label")
 """The keys of a box that is an object."""
-ANSWERED: Known = dict.fromkeys(ANSWERS, BOXED)
+ANSWERED: dict[str, tuple[str, ...]] = dict.fromkeys(ANSWERS, BOXED)
 TURNS = (*MESSAGES.columns, *PAIR, "completion")
 CHATS = {
     **ANSWERED,

@@ -15,7 +15,7 @@ from mmrl.core.samples import AUDIO, VIDEO, Prompt
 from mmrl.data.files.paths import path_below, relative_to
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.base import MEDIA
-from mmrl.data.readers import Cell
+from mmrl.data.readers import Cell, as_list
 from mmrl.runtime.disk import sha256_of, whole_file
 from mmrl.runtime.near import link
 
@@ -51,8 +51,7 @@ class LineWriter:
         line: dict[str, Cell] = {}
         for name, value in values.items():
             if name in self.files:
-                listed = value if isinstance(value, list) else [value]
-                moved = [self.media(item) for item in listed if item is not None]
+                moved = [self.media(item) for item in as_list(value) if item is not None]
                 if moved:
                     line[name] = moved[0] if len(moved) == 1 else moved
             elif value is not None:
@@ -150,7 +149,9 @@ def has_spans(prompt: Prompt) -> bool:
 
 def answer_of(prompt: Prompt) -> dict[str, Cell]:
     """The columns of the prompt's answer: spans in seconds, or anything else as it is."""
-    return answer_columns("span", "spans", prompt, _ends) if has_spans(prompt) else {"answer": prompt.answer}
+    if not has_spans(prompt):
+        return {"answer": prompt.answer}
+    return answer_columns("span", "spans", prompt, lambda span: [span.start, span.end])
 
 
 def answers_of(prompt: Prompt) -> tuple[Cell, ...]:
@@ -163,7 +164,3 @@ def answer_columns(one: str, several: str, prompt: Prompt, say: Callable[[Cell],
     if isinstance(prompt.answer, tuple):
         return {several: [say(answer) for answer in prompt.answer]}
     return {one: say(prompt.answer)}
-
-
-def _ends(span: Interval) -> Cell:
-    return [span.start, span.end]

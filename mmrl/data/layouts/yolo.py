@@ -17,8 +17,7 @@ from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.annotations.coco import QUESTION, Record, rows_by_label
 from mmrl.data.layouts.base import Look
-from mmrl.data.layouts.files import SPLITS, YAML
-from mmrl.data.layouts.paired import is_paired
+from mmrl.data.layouts.files import SPLITS, YAML, is_paired
 from mmrl.data.readers import Cell, Row, read_text
 from mmrl.data.validate import Report
 

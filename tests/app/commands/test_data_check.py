@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mmrl.app.cli.data import data
 from mmrl.app.commands.data import check
-from mmrl.data.layouts.guess import guess
+from mmrl.data.layouts.source import guess
 
 R1 = {
     "problem_id": 1,

@@ -16,7 +16,7 @@ from mmrl.app.run.build import load_data
 from mmrl.core.samples import kind_of
 from mmrl.core.types import Group, MediaSize, Prompt, Sample
 from mmrl.data.files.pictures import content_hash
-from mmrl.data.layouts.guess import guess
+from mmrl.data.layouts.source import guess
 from mmrl.data.layouts.table import LAYOUTS
 from tests.support import layout_files
 

@@ -17,8 +17,7 @@ from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
 from mmrl.core.samples import Prompt
-from mmrl.data.suites.load import load_suite
-from mmrl.data.suites.suite import kinds_of, part_of
+from mmrl.data.suites.suite import kinds_of, load_suite, part_of
 from tests.plugins.test_judge_rewards import Server, judges
 from tests.support.shelves import GOLDEN, suite_module
 

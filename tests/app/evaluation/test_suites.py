@@ -22,7 +22,7 @@ from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
-from mmrl.data.suites.load import load_suite
+from mmrl.data.suites.suite import load_suite
 from mmrl.lab.tiny.scorers import detector
 from mmrl.policies.text.settings import TextPolicyConfig
 from tests.support.flow_runs import Make

@@ -17,7 +17,7 @@ from mmrl.app.run.sample_files import frames_of, image_bytes, strip_of
 from mmrl.core.samples import Group, Prompt, Sample, Video
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.tools.foreign import pixels, show
-from mmrl.data.tools.zoom import zoom
+from mmrl.data.tools.pictures import zoom
 from mmrl.policies.shared.pictures import digest_of_picture, open_picture
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import FrameRule

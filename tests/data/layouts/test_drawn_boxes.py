@@ -11,9 +11,9 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.commands.data import check
 from mmrl.app.commands.options import CheckOptions
 from mmrl.app.plugins.resolve import load
-from mmrl.data.convert import convert
-from mmrl.data.layouts.guess import guess
-from mmrl.data.layouts.tokens import token_boxes
+from mmrl.data.layouts.answers import token_boxes
+from mmrl.data.layouts.source import guess
+from tests.support.grounding import convert
 
 EVERY = "Locate every {} in the picture."
 

@@ -11,9 +11,8 @@ from pyarrow import parquet
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
-from mmrl.data.convert import convert
-from mmrl.data.layouts.guess import guess
-from tests.support.grounding import check_file
+from mmrl.data.layouts.source import guess
+from tests.support.grounding import check_file, convert
 
 IMAGE = {"id": 1, "file_name": "a.png", "width": 64, "height": 48}
 INSTANCES = {

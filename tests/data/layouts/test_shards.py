@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from mmrl.app.plugins.resolve import load
-from mmrl.data.convert import convert
-from mmrl.data.layouts.guess import guess
 from mmrl.data.layouts.shards import MOST, tar_rows
+from mmrl.data.layouts.source import guess
 from mmrl.data.validate import Report
+from tests.support.grounding import convert
 
 
 def png():

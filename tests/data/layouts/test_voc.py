@@ -5,7 +5,7 @@ from PIL import Image
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
-from mmrl.data.layouts.guess import guess
+from mmrl.data.layouts.source import guess
 
 
 def an_object(name, *sides):

@@ -6,8 +6,8 @@ from PIL import Image
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.samples import MediaSize
-from mmrl.data.convert import convert
-from mmrl.data.layouts.guess import guess
+from mmrl.data.layouts.source import guess
+from tests.support.grounding import convert
 
 
 @pytest.fixture

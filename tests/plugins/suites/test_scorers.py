@@ -14,7 +14,7 @@ from mmrl.answers.boxes.box import Box, Space
 from mmrl.app.plugins.resolve import load
 from mmrl.app.plugins.suites import find_suite
 from mmrl.core.samples import MediaSize, Prompt, Sample, Scored
-from mmrl.data.suites.load import load_suite
+from mmrl.data.suites.suite import load_suite
 from mmrl.serving.scorers.detectors import Detection
 from tests.support.shelves import GOLDEN, suite_module
 

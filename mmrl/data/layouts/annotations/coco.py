@@ -10,8 +10,8 @@ from math import cos, isfinite, radians, sin
 from pathlib import Path
 from typing import TypeVar
 
+from mmrl.data.layouts.base import note_unused
 from mmrl.data.readers import Cell, Row, read_json
-from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 
 T = TypeVar("T")
@@ -47,8 +47,7 @@ def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
         data = read_json(path)
         note_unused(report, data, KNOWN)
         images, categories = by_id(data["images"], "picture"), by_id(data["categories"], "category")
-        boxes: defaultdict[tuple[Hashable, str], list[list[float]]] = defaultdict(list)
-        ids: dict[tuple[Hashable, str], Hashable] = {}
+        boxes: dict[tuple[Hashable, str], tuple[Hashable, list[list[float]]]] = {}
         for number, annotation in enumerate(data["annotations"], start=1):
             place = f"{path.name}, annotation {annotation.get('id', f'number {number}')}"
             with report.collecting(place, counts=True):
@@ -56,13 +55,12 @@ def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
                 box = corners(annotation, find_record(images, image_id, "picture"), report, place)
                 if box is not None:
                     key = image_id, str(find_record(categories, annotation["category_id"], "category")["name"])
-                    ids.setdefault(key, annotation["category_id"])
-                    boxes[key].append(box)
+                    boxes.setdefault(key, (annotation["category_id"], []))[1].append(box)
         empty = len(images) - len({image_id for image_id, _ in boxes})
         report.notes.update({"pictures left out: no boxes": empty} if empty else {})
         rows: list[Record] = []
-        for (image_id, name), found in boxes.items():
-            shown = picture_of(f"{image_id}-{ids[image_id, name]}", images[image_id])
+        for (image_id, name), (category_id, found) in boxes.items():
+            shown = picture_of(f"{image_id}-{category_id}", images[image_id])
             listed = [{"bbox": box, "label": name} for box in found]
             rows.append({**shown, "question": question.replace("{label}", name), "boxes": listed})
     yield from numbered(rows, path)

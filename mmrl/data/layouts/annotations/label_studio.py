@@ -16,9 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.annotations.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
-from mmrl.data.layouts.base import Look, Values
+from mmrl.data.layouts.base import Look, Values, note_unused
 from mmrl.data.readers import Cell, Row
-from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 
 DRAWN = ("annotations", "completions")

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from mmrl.data.files.paths import path_below
 from mmrl.data.layouts.annotations.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
-from mmrl.data.layouts.base import Look
+from mmrl.data.layouts.base import Look, note_unused
 from mmrl.data.layouts.files import SPLITS
 from mmrl.data.readers import Row, read_json
-from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 
 KEYS = {"shapes", "imagePath"}

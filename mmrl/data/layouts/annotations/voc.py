@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from mmrl.data.files.paths import path_below
 from mmrl.data.layouts.annotations.coco import QUESTION, Record, corners, rows_by_label
-from mmrl.data.layouts.base import Look
+from mmrl.data.layouts.base import Look, note_unused
 from mmrl.data.layouts.files import SPLITS, VOC_LISTS
 from mmrl.data.readers import Cell, Row, read_text
-from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 
 if TYPE_CHECKING:
