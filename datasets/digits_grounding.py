@@ -6,7 +6,8 @@ Licence: the digits are from the UCI repository, CC BY 4.0; the drawing is own c
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from mmrl import Box, Prompt
 from mmrl.answers.boxes.parsing import format_box
 from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.scenes import PlacedDigit, Scene, SceneStyle, draw_scene
-from mmrl.data.lazy import lazily
 from mmrl.runtime.ranges import Count, PositiveShare, Range, Seed
 
 __all__ = ["load"]
@@ -52,31 +52,58 @@ def load(
         ValueError: no such split, or digits that cannot be asked for.
     """
     style = SceneStyle(asked=tuple(asked), num_distractors=num_distractors, background=background)
-    side = round(shown * style.side)
-    share = side / style.side
+    prompts = _Scenes(split, size, seed, style, written, shown)
+    if size:
+        prompts[0]
+    return prompts
 
-    def prompt(index: int) -> Prompt:
-        scene = draw_scene(seed, index, split, style)
+
+@dataclass(frozen=True)
+class _Scenes(Sequence[Prompt]):
+    split: str
+    size: int
+    seed: int
+    style: SceneStyle
+    written: Written = ""
+    shown: float = 1.0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.size))]
+        if not -self.size <= index < self.size:
+            raise IndexError(f"prompt {index} of {self.size}")
+        return self._prompt(index % self.size)
+
+    def _prompt(self, index: int) -> Prompt:
+        scene = draw_scene(self.seed, index, self.split, self.style)
+        side = round(self.shown * self.style.side)
+        share = side / self.style.side
         picture = scene.image if share == 1 else scene.image.resize((side, side))
-        columns = {"distractors": tuple(_box(one, share) for one in scene.distractors), "digit": scene.asked.digit}
-        columns |= {"completion": _written(scene, np.random.default_rng([seed, index, 1]), written)} if written else {}
-        columns |= {} if share == 1 else {"full": scene.image}
-        return Prompt(f"{split}-{seed}-{index}", scene.question, (picture,), (_box(scene.asked, share),), columns)
+        return Prompt(
+            id=f"{self.split}-{self.seed}-{index}",
+            text=scene.question,
+            media=(picture,),
+            answer=(_box(scene.asked, share),),
+            columns={"distractors": tuple(_box(one, share) for one in scene.distractors), "digit": scene.asked.digit}
+            | ({"completion": self._written(scene, index)} if self.written else {})
+            | ({} if share == 1 else {"full": scene.image}),
+        )
 
-    return lazily(size, prompt)
+    def _written(self, scene: Scene, index: int) -> str:
+        """An annotator's answer, the same at every reading of the prompt."""
+        loosen, confused = (LOOSEN, CONFUSED) if self.written == "hurried" else (0.0, 0.0)
+        rng, side = np.random.default_rng([self.seed, index, 1]), self.style.side
+        is_wrong = scene.distractors and rng.random() < confused
+        digit = scene.distractors[rng.integers(len(scene.distractors))] if is_wrong else scene.asked
+        x1, y1, x2, y2 = digit.corners
+        left, top, right, bottom = rng.uniform(0, loosen, 4) * ([x2 - x1, y2 - y1] * 2)
+        box = Box(max(0.0, x1 - left), max(0.0, y1 - top), min(side, x2 + right), min(side, y2 + bottom))
+        return f"[{format_box(box.to('norm1000', MediaSize(*[side] * 4)))}]"
 
 
-def _written(scene: Scene, rng: np.random.Generator, written: Written) -> str:
-    """An annotator's answer, the same at every reading of the prompt."""
-    loosen, confused = (LOOSEN, CONFUSED) if written == "hurried" else (0.0, 0.0)
-    is_wrong = scene.distractors and rng.random() < confused
-    digit = scene.distractors[rng.integers(len(scene.distractors))] if is_wrong else scene.asked
-    (x1, y1, x2, y2), side = digit.corners, scene.image.width
-    left, top, right, bottom = rng.uniform(0, loosen, 4) * ([x2 - x1, y2 - y1] * 2)
-    box = Box(max(0.0, x1 - left), max(0.0, y1 - top), min(side, x2 + right), min(side, y2 + bottom))
-    return f"[{format_box(box.to('norm1000', MediaSize(*[side] * 4)))}]"
-
-
-def _box(placed: PlacedDigit, share: float) -> Box:
+def _box(placed: PlacedDigit, share: float = 1.0) -> Box:
     x1, y1, x2, y2 = (share * x for x in placed.corners)
     return Box(x1, y1, x2, y2, "pixel", str(placed.digit))

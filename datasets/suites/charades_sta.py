@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mmrl.answers.boxes.box import Space
 from mmrl.core.samples import Prompt, Sample, Scored, Video
-from mmrl.data.readers import Row, prompts_of, read_text
-from mmrl.data.suites.suite import Suite, SuiteFile, answer_text
+from mmrl.data.readers import Row, read_text
+from mmrl.data.suites.suite import Suite, SuiteFile, answer_text, prompts_of
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoFolder, number_of
 

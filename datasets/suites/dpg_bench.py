@@ -14,8 +14,8 @@ from itertools import groupby
 from pathlib import Path
 
 from mmrl.core.samples import Prompt, Scored
-from mmrl.data.readers import Row, prompts_of, read_rows
-from mmrl.data.suites.suite import Judge, Suite, SuiteFile, shares
+from mmrl.data.readers import Row, read_rows
+from mmrl.data.suites.suite import Judge, Suite, SuiteFile, prompts_of, shares
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import text_of
 

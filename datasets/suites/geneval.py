@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mmrl.core.samples import Prompt
-from mmrl.data.readers import Row, prompts_of, read_rows
-from mmrl.data.suites.suite import Suite, SuiteFile
+from mmrl.data.readers import Row, read_rows
+from mmrl.data.suites.suite import Suite, SuiteFile, prompts_of
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import text_of
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mmrl.core.samples import Prompt, Scored
 from mmrl.data.files.paths import path_below
-from mmrl.data.readers import Row, prompts_of, read_json
-from mmrl.data.suites.suite import NO_VERDICT, Judge, Suite, SuiteFile
+from mmrl.data.readers import Row, read_json
+from mmrl.data.suites.suite import NO_VERDICT, Judge, Suite, SuiteFile, prompts_of
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import text_of
 

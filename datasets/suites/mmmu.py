@@ -15,8 +15,8 @@ from mmrl.answers.boxes.box import Space
 from mmrl.answers.choices import LETTERS
 from mmrl.core.samples import Prompt, Sample, Scored
 from mmrl.data.files.pictures import open_picture
-from mmrl.data.readers import Row, prompts_of, read_rows
-from mmrl.data.suites.suite import Suite, SuiteFile, answer_text
+from mmrl.data.readers import Row, read_rows
+from mmrl.data.suites.suite import Suite, SuiteFile, answer_text, prompts_of
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import text_of
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from mmrl.answers.boxes.box import Box, Space, extent
 from mmrl.core.samples import Prompt, Sample, Scored
 from mmrl.data.layouts.refer import refer_rows
-from mmrl.data.readers import Row, prompts_of
-from mmrl.data.suites.suite import READS_BOXES, Suite, SuiteFile, answer_text
+from mmrl.data.readers import Row
+from mmrl.data.suites.suite import READS_BOXES, Suite, SuiteFile, answer_text, prompts_of
 from mmrl.data.validate import Report
 
 Corners = tuple[float, float, float, float]

@@ -15,8 +15,8 @@ from pathlib import Path
 from mmrl.answers.boxes.box import Box, Space, extent
 from mmrl.core.samples import Prompt, Sample, Scored
 from mmrl.data.layouts.answers import four_numbers
-from mmrl.data.readers import Row, prompts_of, read_rows
-from mmrl.data.suites.suite import READS_BOXES, Suite, SuiteFile, answer_text
+from mmrl.data.readers import Row, read_rows
+from mmrl.data.suites.suite import READS_BOXES, Suite, SuiteFile, answer_text, prompts_of
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import text_of
 

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from mmrl.core.samples import Prompt, Scored
-from mmrl.data.readers import Row, prompts_of, read_rows, read_text
-from mmrl.data.suites.suite import NO_VERDICT, Judge, Suite, SuiteFile, shares
+from mmrl.data.readers import Row, read_rows, read_text
+from mmrl.data.suites.suite import NO_VERDICT, Judge, Suite, SuiteFile, prompts_of, shares
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import text_of
 

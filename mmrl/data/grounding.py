@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeGuard, cast
+from typing import Literal, cast
 
 from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside, extent
 from mmrl.core.types import MediaSize, Prompt
@@ -214,12 +214,8 @@ def _sides(item: object) -> list[float] | None:
         numbers = next((fields[name] for name in ("bbox_2d", "bbox", "box") if name in fields), None)
     if not isinstance(numbers, list | tuple) or len(cast(Sequence[object], numbers)) != 4:
         return None
-    sides = [float(x) for x in cast(Sequence[object], numbers) if _is_number(x)]
-    return sides if len(sides) == 4 else None
-
-
-def _is_number(x: object) -> TypeGuard[float]:
-    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _MOST
+    found = [x for x in cast(Sequence[object], numbers) if isinstance(x, int | float) and not isinstance(x, bool)]
+    return [float(x) for x in found] if len(found) == 4 and all(abs(x) <= _MOST for x in found) else None
 
 
 def _upright(box: Box, stored: MediaSize, orientation: int) -> Box:

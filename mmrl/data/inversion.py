@@ -83,16 +83,12 @@ def _auxiliary(words: list[str], asking: int) -> int | None:
         if word not in NEGATED:
             continue
         rest = words[place + 1 :]
-        may_be_the_verb = (word in HAVING and not any(map(_is_participle, rest))) or (
-            word in DOING and (words[place - 1] == "who" or len(rest) < 2)
-        )
+        has_participle = any(one in _PARTICIPLES or (one.endswith("ed") and len(one) > 4) for one in rest)
+        asks_what_is_done = word in DOING and (words[place - 1] == "who" or len(rest) < 2)
+        may_be_the_verb = (word in HAVING and not has_participle) or asks_what_is_done
         gives_an_opinion = word in DOING and rest[:1] == ["you"] and bool(OPINIONS & set(rest[1:2]))
         return None if may_be_the_verb or gives_an_opinion or not rest else place
     return None
-
-
-def _is_participle(word: str) -> bool:
-    return word in _PARTICIPLES or (word.endswith("ed") and len(word) > 4)
 
 
 @dataclass(frozen=True)

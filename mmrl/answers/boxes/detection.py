@@ -118,6 +118,6 @@ def best_pairs(worth: np.ndarray) -> list[tuple[int, int]]:
 def _overlaps(predicted: Sequence[Box], truth: Sequence[Box], labels: bool) -> np.ndarray:
     overlaps = iou_matrix(predicted, truth)
     if labels:
-        same = [[p.label == t.label for t in truth] for p in predicted]
-        overlaps = np.where(same, overlaps, 0.0)
+        same = [p.label == t.label for p in predicted for t in truth]
+        overlaps = np.where(np.array(same, dtype=bool).reshape(overlaps.shape), overlaps, 0.0)
     return overlaps

@@ -95,7 +95,9 @@ def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = 
     """
     rng = np.random.default_rng(key_of(seed, index, split))
     canvas = BACKGROUNDS[style.background](rng, style.side)
-    digits = _digits(rng, style)
+    asked = int(rng.choice(style.asked))
+    others = [digit for digit in range(10) if digit != asked]
+    digits = [asked, *map(int, rng.choice(others, style.num_distractors, replace=False))]
     inks = [handwriting(rng, digit, split, style.glyph) for digit in digits]
     places = _layout(rng, [offset + ink.shape[::-1] for offset, ink in inks], style)
     placed: list[PlacedDigit] = []
@@ -137,12 +139,6 @@ def _collection() -> tuple[Pixels, NDArray[np.int64]]:
         raise ModuleNotFoundError('handwritten digits come from scikit-learn: pip install "mmrl[demo]"') from error
     digits = cast(Mapping[str, NDArray[np.float64]], load_digits())
     return digits["images"].astype(np.float32) / np.float32(16), digits["target"].astype(np.int64)
-
-
-def _digits(rng: np.random.Generator, style: SceneStyle) -> list[int]:
-    asked = int(rng.choice(style.asked))
-    others = [digit for digit in range(10) if digit != asked]
-    return [asked, *(int(digit) for digit in rng.choice(others, style.num_distractors, replace=False))]
 
 
 def _layout(rng: np.random.Generator, shapes: list[tuple[int, ...]], style: SceneStyle) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from typing import Literal
 from mmrl.answers.block import answer_block, opened_text
 from mmrl.answers.boxes.box import Space
 from mmrl.core.samples import Prompt, Sample, Scored
+from mmrl.data.readers import prompts_of as prompts_of
 from mmrl.data.validate import Report
 from mmrl.runtime.near import near
 
@@ -161,9 +162,9 @@ def load_suite(
     found = Counter(str(prompt.columns[suite.by[0]]) for prompt in prompts)
     for kind, size in {**dict.fromkeys(found, 0), **suite.sizes}.items():
         if found[kind] != size and not any_size:
-            prompts_of = "prompt of" if found[kind] == 1 else "prompts of"
+            counted = "prompt of" if found[kind] == 1 else "prompts of"
             raise ValueError(
-                f"{folder} has {found[kind]} {prompts_of} {suite.by[0]} {kind!r}, and suite {suite.name} was published with "
+                f"{folder} has {found[kind]} {counted} {suite.by[0]} {kind!r}, and suite {suite.name} was published with "
                 f"{size}: get its published files, or set evaluation.data.any_size=true, whose numbers compare with no paper"
             )
     return prompts
