@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from mmrl.data.drawn.gliding import Glides
-from mmrl.lab.tiny.flow import clip_generator
 from mmrl.lab.tiny.flow.clip_generator import (
     ClipStart,
     build,
@@ -17,6 +16,7 @@ from mmrl.lab.tiny.flow.clip_generator import (
     fingerprint,
     warm_start,
 )
+from mmrl.lab.tiny.teaching import PipelineKind
 
 SHORT = ClipStart(Glides(), name="test", pool=96, batch_size=8, vae_steps=12, vae_batch_size=4, vae_pool=64, steps=30, layers=1)
 
@@ -46,7 +46,7 @@ def test_it_is_taught_once_and_losses_fall(tmp_path, monkeypatch):
     assert [step for step, _, _ in losses] == [*range(1, 43)] and {total for _, total, _ in losses} == {42}
     flow = [loss for _, _, loss in losses[12:]]
     assert np.mean(flow[-5:]) < 0.9 * np.mean(flow[:5])
-    monkeypatch.setattr(clip_generator, "teach", lambda *_: pytest.fail("it was taught again"))
+    monkeypatch.setattr(PipelineKind, "build", lambda *_: pytest.fail("it was built again"))
     assert warm_start(SHORT, folder) == folder
 
     from diffusers import WanPipeline  # type: ignore[reportPrivateImportUsage]

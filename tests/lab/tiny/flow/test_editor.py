@@ -13,8 +13,8 @@ from mmrl.data.drawn.shape_edits import TRAIN, Edits, draw, jitter_of
 from mmrl.data.drawn.shapes import to_bytes
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
-from mmrl.lab.tiny.flow import editor
 from mmrl.lab.tiny.flow.editor import EditorStart, encode_texts, fingerprint, warm_start
+from mmrl.lab.tiny.teaching import PipelineKind
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 
 SHORT = replace(EditorStart(), name="test", pool=128, batch_size=16, vae_steps=100, steps=40, layers=1, heads=2)
@@ -80,7 +80,7 @@ def test_the_policy_draws_what_the_pipeline_draws(folder, pipeline):
 def test_the_name_in_the_cache_depends_on_settings_and_data(folder, monkeypatch):
     made = [SHORT, replace(SHORT, seed=1), replace(SHORT, data=Edits(confused=0.1)), replace(SHORT, text_width=32)]
     assert len({fingerprint(settings) for settings in made}) == 4 and fingerprint(replace(SHORT)) == fingerprint(SHORT)
-    monkeypatch.setattr(editor, "build", lambda *_: pytest.fail("it was built again"))
+    monkeypatch.setattr(PipelineKind, "build", lambda *_: pytest.fail("it was built again"))
     assert warm_start(SHORT, folder) == folder
 
 

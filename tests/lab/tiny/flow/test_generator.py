@@ -9,7 +9,6 @@ import torch
 from mmrl.core.types import Prompt, Request
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.flow.plan import evaluation_plan
-from mmrl.lab.tiny.flow import generator
 from mmrl.lab.tiny.flow.generator import (
     WarmStart,
     build,
@@ -20,6 +19,7 @@ from mmrl.lab.tiny.flow.generator import (
     teach,
     warm_start,
 )
+from mmrl.lab.tiny.teaching import PipelineKind
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 
 SHORT = WarmStart(data=Sketches(), name="test", pool=128, batch_size=16, vae_steps=150, steps=40, layers=2, heads=2)
@@ -115,7 +115,7 @@ def test_same_settings_same_weights_and_the_cache_is_used(folder, tmp_path, monk
     for part in ("vae", "transformer", "text_encoder", "text_encoder_2"):
         one, other = getattr(again, part).state_dict(), getattr(third, part).state_dict()
         assert all(torch.equal(one[name], other[name]) for name in one)
-    monkeypatch.setattr(generator, "build", lambda *_: pytest.fail("it was built again"))
+    monkeypatch.setattr(PipelineKind, "build", lambda *_: pytest.fail("it was built again"))
     assert warm_start(SHORT, folder) == folder
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
     target = tmp_path / f"tiny-test-{fingerprint(SHORT)}"

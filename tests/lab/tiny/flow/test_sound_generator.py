@@ -9,6 +9,7 @@ import torch
 from mmrl.data.drawn.sounds.tones import HELD_OUT, PITCHES, PLACES, RATE, TONES, TRAIN, Tones, draw
 from mmrl.lab.tiny.flow import sound_generator
 from mmrl.lab.tiny.flow.sound_generator import SoundStart, encode_captions, encode_waves, warm_start
+from mmrl.lab.tiny.teaching import PipelineKind
 
 SHORT = SoundStart(name="test", pool=96, batch_size=8, vae_steps=20, steps=30, layers=1, width=32)
 
@@ -66,7 +67,7 @@ def test_it_is_taught_once_and_losses_fall(tmp_path: Path, monkeypatch: pytest.M
     assert [step for step, _, _ in losses] == [*range(1, 51)]
     flow = [loss for _, _, loss in losses[20:]]
     assert np.mean(flow[-5:]) < 0.9 * np.mean(flow[:5])
-    monkeypatch.setattr(sound_generator, "teach", lambda *_: pytest.fail("it was taught again"))
+    monkeypatch.setattr(PipelineKind, "build", lambda *_: pytest.fail("it was built again"))
     assert warm_start(SHORT, folder) == folder
 
     from diffusers import StableAudio3Pipeline  # type: ignore[reportPrivateImportUsage]
