@@ -10,7 +10,7 @@ from torch import Tensor
 from mmrl.flow.dynamics import DPM2
 from mmrl.flow.layout import SeededNoise
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
-from mmrl.policies.flow.families.qwen.image21 import QwenImage21
+from mmrl.policies.flow.families.flux.flux2 import Flux2
 from mmrl.policies.flow.policy import FlowPolicy
 from tests.support.flow_policies import LORA, latents, requests, with_adapters
 
@@ -78,7 +78,8 @@ def noise_of(policy: FlowPolicy, plan: RolloutPlan, count: int) -> Tensor:
     """The initial noise of the first samples of `requests(count=1)`, as the pipeline takes it."""
     seeds = tuple(7 + i for i in range(count))
     noise = SeededNoise(plan, (1,) * count, seeds, policy.family.latent_shape)(0, torch.arange(count))
-    return policy.family.pack(noise) if policy.family.packed or isinstance(policy.family, QwenImage21) else noise
+    is_taken_packed = policy.family.packed and not isinstance(policy.family, Flux2)
+    return policy.family.pack(noise) if is_taken_packed else noise
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mmrl.app.modality.base import EvaluationTable
 from mmrl.flow.plan import RolloutPlan
-from mmrl.policies.flow.families.base import CallsPipeline, PipelineCall
+from mmrl.policies.flow.families.base import PipelineCall
 from mmrl.policies.text.prompt.templates import QUESTION, template_name
 from mmrl.policies.text.settings import Sampling
 
@@ -137,7 +137,7 @@ def guidance_of(policy: "FlowPolicy", plan: RolloutPlan) -> float:
 
 def call_of(policy: "FlowPolicy", plan: RolloutPlan) -> PipelineCall | None:
     """The family's own part of that call; None where its pipeline cannot express it."""
-    return policy.family.pipeline_call(guidance_of(policy, plan)) if isinstance(policy.family, CallsPipeline) else None
+    return policy.family.pipeline_call(guidance_of(policy, plan))
 
 
 def pipeline_call(policy: "FlowPolicy", plan: RolloutPlan) -> dict[str, object] | None:

@@ -21,7 +21,7 @@ from mmrl.flow.schedules import Forward, Full
 from mmrl.policies.flow import loading
 from mmrl.policies.flow.families.base import SOURCE
 from mmrl.policies.flow.families.clips import FirstLatent
-from mmrl.policies.flow.families.ltx2 import LTX2, LTX2FirstLatent
+from mmrl.policies.flow.families.ltx2 import LTX2
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.flow.prompt.embedding_cache import open_cache
 from mmrl.policies.flow.prompt.encode import Encoder
@@ -233,9 +233,12 @@ def test_a_fact_that_is_broken_is_noticed(tiny: Any):
             assert float((latents(policy, asked(), plan) - right).abs().max()) > 1e-3, name
 
 
-def silent_time(self: LTX2FirstLatent, *given: Any, audio_timestep: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+HEARD = LTX2.ask
+
+
+def silent_time(self: LTX2, *given: Any, audio_timestep: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
     """With the sound at the first frame's time."""
-    return LTX2.ask(self, *given, audio_timestep=0 * audio_timestep, **more)
+    return HEARD(self, *given, audio_timestep=0 * audio_timestep, **more)
 
 
 BROKEN: dict[str, Any] = {
@@ -252,7 +255,7 @@ def test_a_fact_of_first_frames_that_is_broken_is_noticed(tiny: Any):
     right = latents(policy, two, plan)
     for name, wrong in BROKEN.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LTX2FirstLatent, name, wrong)
+            patch.setattr(LTX2, name, wrong)
             patch.setattr(policy, "encoder", Encoder(policy.family, 0))
             assert float((latents(policy, two, plan) - right).abs().max()) > 1e-3, name
 
@@ -265,7 +268,7 @@ def test_a_first_frame_has_no_part_in_ratios_and_ends_as_the_picture_beside_prom
     torch.testing.assert_close(together, torch.cat([latents(policy, [one], plan) for one in both]), atol=2e-5, rtol=1e-5)
     cpu = torch.device("cpu")
     conditions, blank = policy.encoder([one.prompt for one in both], cpu), policy.encoder.empty(cpu)
-    assert isinstance(policy.family, LTX2FirstLatent)
+    assert isinstance(policy.family, LTX2)
     assert policy.family.blank_sources(1)[SOURCE].shape == conditions[0][SOURCE].shape, "a plan counts what is drawn"
     torch.testing.assert_close(policy.family.parts(together)[0][:1, :, :1], conditions[0][SOURCE][None], atol=1e-5, rtol=0)
     x, t = torch.randn(2, *policy.family.latent_shape), torch.tensor([900.0, 300.0])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,12 +27,25 @@ Index = dict[str, Any]
 """A pipeline's model_index.json."""
 Condition = Mapping[str, Tensor]
 """The embeddings of one prompt, by the name the family gives it; no dimension for a batch."""
+Conditions = Mapping[str, Tensor]
+"""The same of a batch, as `collate` gives it."""
+Times = Float[Tensor, " n"]
+"""Of rows, from 1000 (noise) to 0."""
 SOURCE = "source"
 """A prompt's pictures in its Condition: tokens (tokens, channels), or the channels (d, f, h, w) that a first frame adds."""
 ATTENTION = tuple(
     f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
 """The linear layers of attention over text and image together, as diffusers names them."""
+
+
+@dataclass(frozen=True)
+class PipelineCall:
+    """The arguments with which a model's own pipeline draws a prompt as an evaluation does."""
+
+    arguments: Mapping[str, object]
+    sums_alike: bool = False
+    """Does it compute a single prompt in the same order as the policy, so that pixels are equal?"""
 
 
 @dataclass(frozen=True)
@@ -125,7 +138,7 @@ class FlowFamily(FamilyFacts):
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """Channels, perhaps frames, rows and columns."""
-        channels = self.config.in_channels // 4 if self.packed else self.config.in_channels
+        channels = self.config.in_channels // (self.patch**2 if self.packed else 1)
         return (channels, self.height // self.scale, self.width // self.scale)
 
     @property
@@ -163,9 +176,7 @@ class FlowFamily(FamilyFacts):
         """The time below which the second network draws, 1000 = noise; None: one network for all times."""
         return None
 
-    def guide(
-        self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
-    ) -> Float[Tensor, "n ..."]:
+    def guide(self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Times) -> Float[Tensor, "n ..."]:
         """The guided velocity of every row, by policy.guidance_rule, with policy.guidance_low below the boundary."""
         rule, low = self.settings.guidance_rule, self.settings.guidance_low
         keep_norm = self.keep_norm if rule == "family" else rule == "norm"
@@ -178,10 +189,12 @@ class FlowFamily(FamilyFacts):
         return no_longer_than(conditional, v) if rule == "cap" else v
 
     def spacing(self) -> Spacing:
-        """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
+        """How the pipeline spaces its steps."""
         scheduler = self.pipeline.scheduler
         found = spacing_of({**scheduler.config, "_class_name": type(scheduler).__name__})
-        return LinearShift(found.shift, "float64", found.terminal) if isinstance(found, StaticShift) else found
+        if self.lists_steps and isinstance(found, StaticShift):
+            return LinearShift(found.shift, "float64", found.terminal)
+        return found
 
     @property
     def is_distilled(self) -> bool:
@@ -211,17 +224,17 @@ class FlowFamily(FamilyFacts):
         return latents
 
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
-        """Latents in the form that the transformer takes: a token for every 2 x 2 of them, or as they are."""
+        """Latents in the form that the transformer takes: a token for every `patch` x `patch` of them, or as they are."""
         if not self.packed:
             return latents
-        n, c, h, w = latents.shape
-        return latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, h * w // 4, c * 4)
+        (n, c, h, w), p = latents.shape, self.patch
+        return latents.view(n, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5).reshape(n, h * w // p**2, c * p**2)
 
     def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
         if not self.packed:
             return x
-        c, h, w = self.latent_shape
-        return x.view(-1, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(-1, c, h, w)
+        (c, h, w), p = self.latent_shape, self.patch
+        return x.view(-1, h // p, w // p, c, p, p).permute(0, 3, 1, 4, 2, 5).reshape(-1, c, h, w)
 
     def encode(self, text: str, device: torch.device) -> Condition:
         """The embeddings of one prompt, on the CPU."""
@@ -248,7 +261,7 @@ class FlowFamily(FamilyFacts):
 
     def blank_condition(self, dtype: torch.dtype) -> Condition:
         """The embeddings of the longest prompt in their shapes, all 0: what a dry run counts with."""
-        embeds = torch.zeros(max(1, self.prompt_tokens), self.config.joint_attention_dim, dtype=dtype)
+        embeds = torch.zeros(max(1, self.prompt_tokens), getattr(self.config, self.text_width), dtype=dtype)
         pooled = getattr(self.config, "pooled_projection_dim", None)
         return {"embeds": embeds} if pooled is None else {"embeds": embeds, "pooled": torch.zeros(pooled, dtype=dtype)}
 
@@ -268,42 +281,37 @@ class FlowFamily(FamilyFacts):
         """One batch; `full` pads prompts of different length to `prompt_tokens`."""
         return {name: torch.stack([condition[name] for condition in conditions]) for name in conditions[0]}
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         """The transformer's output at latents x; timesteps run from 1000 (noise) to 0."""
         raise NotImplementedError
 
+    @property
+    def shift(self) -> float:
+        """What is taken off the autoencoder's latents before they are scaled."""
+        return self.pipeline.vae.config.get("shift_factor") or 0.0
+
     def normalize(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n ..."]:
         """The latents that `decode` takes, from those that the autoencoder makes of pictures."""
-        config = self.pipeline.vae.config
-        return (latents - (config.shift_factor or 0.0)) * config.scaling_factor
+        return (latents - self.shift) * self.pipeline.vae.config.scaling_factor
 
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """Pixels, mostly in [-1, 1]."""
-        vae, config = self.pipeline.vae, self.pipeline.vae.config
-        return vae.decode(latents / config.scaling_factor + (config.shift_factor or 0.0), return_dict=False)[0]
+        vae = self.pipeline.vae
+        return vae.decode(latents / vae.config.scaling_factor + self.shift, return_dict=False)[0]
 
     def sound_of(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n channels samples"] | None:
         """The sound of clips in [-1, 1]; None where none is asked for."""
 
-
-@dataclass(frozen=True)
-class PipelineCall:
-    """The arguments with which a model's own pipeline draws a prompt as an evaluation does."""
-
-    arguments: Mapping[str, object]
-    sums_alike: bool = False
-    """Does it compute a single prompt in the same order as the policy, so that pixels are equal?"""
-
-
-@runtime_checkable
-class CallsPipeline(Protocol):
-    """A family whose pipeline can draw what an evaluation draws."""
-
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """None for a guidance that the pipeline cannot express."""
-        ...
+        """How its own pipeline draws what an evaluation draws; None for one that cannot, as below 1, where it makes one pass."""
+        if not self.guided_by or (guidance < 1 and not self.embeds_guidance):
+            return None
+        length = {"max_sequence_length": self.prompt_tokens}
+        if self.embeds_guidance or self.guided_by == "guidance_scale":
+            return PipelineCall({"guidance_scale": guidance - self.guided_from, **length}, self.sums_alike)
+        if guidance == 1:
+            return PipelineCall(length, self.sums_alike)
+        return PipelineCall({self.guided_by: guidance, "negative_prompt": self.empty_prompt, **length})
 
 
 def refuse_settings(family: FlowFamily) -> None:
@@ -363,6 +371,19 @@ def networks_of(pipeline: Pipeline, family: type[FlowFamily]) -> dict[str, Any]:
 
 def token_count(tokenizer: Any, text: str) -> int:
     return len(tokenizer(text).input_ids)
+
+
+def grid_places(first: float, rows: int, columns: int, x: Tensor) -> Float[Tensor, "tokens 3"]:
+    """Row and column of every token of a picture behind the same first number, in the type of x."""
+    axes = (torch.arange(count, device=x.device, dtype=x.dtype) for count in (rows, columns))
+    return torch.cartesian_prod(x.new_full((1,), first), *axes)
+
+
+def moments(vae: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of an autoencoder's latents by channel, which its config tells, or it keeps beside its weights."""
+    kept = vae.config if "latents_mean" in vae.config else vae
+    mean, std = (torch.as_tensor(x).to(like).view(1, -1, *[1] * (like.ndim - 2)) for x in (kept.latents_mean, kept.latents_std))
+    return mean, std
 
 
 def side_by_side(

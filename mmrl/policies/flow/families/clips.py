@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import SOURCE, Condition, FlowFamily, Index
+from mmrl.policies.flow.families.base import SOURCE, Condition, Conditions, FlowFamily, Index, Times, moments
 from mmrl.policies.flow.families.sources import latents_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
@@ -23,6 +23,8 @@ class ClipFamily(FlowFamily):
 
     draws_clips = True
     packed = False
+    usual_fps: ClassVar[float] = 16.0
+    """Frames per second at which its makers save clips."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,9 +37,22 @@ class ClipFamily(FlowFamily):
             )
 
     @property
+    def scale(self) -> int:
+        return ratio(self.pipeline.vae.config, "spatial")
+
+    @property
     def frames_per_latent(self) -> int:
         """Frames per latent, but for the first latent, which is one frame."""
-        raise NotImplementedError
+        return ratio(self.pipeline.vae.config, "temporal")
+
+    @property
+    def patch(self) -> int:
+        sides = self.config.patch_size
+        return int(sides if isinstance(sides, int) else sides[1])
+
+    @property
+    def fps(self) -> float:
+        return self.settings.fps or self.usual_fps
 
     @property
     def channels(self) -> int:
@@ -58,9 +73,21 @@ class ClipFamily(FlowFamily):
     def image_tokens(self) -> int:
         return self.latent_shape[1] * super().image_tokens
 
-    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
+        return self.ask(transformer, x, timesteps, prompts)
+
+    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Conditions, **more: Tensor) -> Tensor:
         """The network's output at times of rows, or of tokens."""
         raise NotImplementedError
+
+    def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
+        """Mean 0 and deviation 1 by channel."""
+        mean, std = moments(self.pipeline.vae, latents)
+        return (latents - mean) / std
+
+    def decode(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n 3 frames y x"]:
+        mean, std = moments(self.pipeline.vae, latents)
+        return self.pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
 
 
 @dataclass(frozen=True)
@@ -125,9 +152,7 @@ class FirstLatent(FromFrame):
         channels, _, *sides = self.clip_shape
         return {SOURCE: torch.zeros(channels, 1, *sides)}
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         if SOURCE not in prompts:
             return self.ask(transformer, x, timesteps[:, None].expand(-1, self.image_tokens), prompts)
         first = prompts[SOURCE].to(x)
@@ -148,17 +173,11 @@ class FirstLatent(FromFrame):
         return found
 
 
-def moments(vae: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of an autoencoder's latents by channel, which its config tells, or it keeps beside its weights."""
-    kept = vae.config if "latents_mean" in vae.config else vae
-    mean, std = (torch.as_tensor(x).to(like).view(1, -1, 1, 1, 1) for x in (kept.latents_mean, kept.latents_std))
-    return mean, std
-
-
 def ratio(vae: Mapping[str, Any], name: Literal["spatial", "temporal"]) -> int:
-    """Pixels or frames per latent of an LTX-2 autoencoder, as it works them out of this config."""
-    found, halves = vae[f"{name}_compression_ratio"], vae["spatio_temporal_scaling"]
-    if found is not None:
+    """Pixels or frames per latent of an autoencoder with this config; that of LTX-2 works them out where it says none."""
+    found = vae.get(f"scale_factor_{name}") or vae.get(f"{name}_compression_ratio")
+    if found:
         return int(found)
+    halves = vae["spatio_temporal_scaling"]
     times = halves * (len(vae["layers_per_block"]) - 1) if isinstance(halves, bool) else sum(halves)
     return vae["patch_size" if name == "spatial" else "patch_size_t"] * 2**times

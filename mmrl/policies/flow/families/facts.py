@@ -1,7 +1,7 @@
 """Facts that hold for every model of a family of generators, before any is loaded."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from mmrl.policies.shared.published import Read
 
@@ -31,7 +31,7 @@ class FamilyFacts:
     source_step: ClassVar[int] = 1
     """Pixels to a multiple of which the sides of a prompt's pictures are rounded, beside those of a token."""
     packed: ClassVar[bool] = True
-    """Does the transformer take tokens of 2 x 2 latents? False: latents as they are."""
+    """Does the transformer take a token for every `patch` x `patch` latents? False: latents as they are."""
     source_least: ClassVar[int] = 1
     """The shortest side of a prompt's pictures that the model's processor takes."""
     usual_guidance: ClassVar[float]
@@ -40,6 +40,16 @@ class FamilyFacts:
     """Tokens that the long text encoder takes where a run says nothing."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Linear layers of the transformer that adapters sit on with policy.lora.targets = "auto"."""
+    text_width: ClassVar[str] = "joint_attention_dim"
+    """What the transformer's config calls the width of a token's embedding."""
+    lists_steps: ClassVar[bool] = True
+    """Does its pipeline list even steps, which the scheduler shifts? False: the scheduler lists them."""
+    guided_by: ClassVar[Literal["guidance_scale", "true_cfg_scale", ""]] = ""
+    """The argument of its pipeline for a second pass; "": the pipeline does not take an evaluation's sigmas."""
+    guided_from: ClassVar[float] = 0.0
+    """Our guidance where that argument is 0: 1 of a pipeline that adds so many times the difference to the conditional pass."""
+    sums_alike: ClassVar[bool] = False
+    """Does its pipeline compute a single prompt, in its usual way, in the same order as the policy?"""
     empty_prompt: ClassVar[str] = ""
     """The text that stands for no prompt in guidance."""
     dead_ends: ClassVar[tuple[str, ...]] = ()

@@ -1,6 +1,6 @@
 """HunyuanVideo 1.5: Qwen2.5-VL reads the prompt, ByT5 the words in quotes, SigLIP a first frame, which is channels too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import ATTENTION, SOURCE, Condition, side_by_side
+from mmrl.policies.flow.families.base import ATTENTION, SOURCE, Condition, Conditions, Times, side_by_side
 from mmrl.policies.flow.families.clips import SEEN, ClipFamily, FromFrame
 
 QUOTED_TOKENS = 256
@@ -31,6 +31,8 @@ class HunyuanVideo15(ClipFamily):
     licence_read = "makers"
     usual_guidance = 6.0
     usual_prompt_tokens = 1000
+    usual_fps = 24.0
+    text_width = "text_embed_dim"
     lora_targets = ATTENTION + FEED_FORWARD
     dead_ends = ("attn.add_q_proj", "attn.to_add_out", "ff_context")
 
@@ -43,25 +45,8 @@ class HunyuanVideo15(ClipFamily):
             )
 
     @property
-    def scale(self) -> int:
-        return int(self.pipeline.vae.config.spatial_compression_ratio)
-
-    @property
-    def frames_per_latent(self) -> int:
-        return int(self.pipeline.vae.config.temporal_compression_ratio)
-
-    @property
     def channels(self) -> int:
         return int(self.pipeline.vae.config.latent_channels)
-
-    @property
-    def patch(self) -> int:
-        return int(self.config.patch_size)
-
-    @property
-    def fps(self) -> float:
-        """24, as its makers save clips."""
-        return self.settings.fps or 24.0
 
     def encode(self, text: str, device: torch.device) -> Condition:
         """The tokens of both readers without padding: the transformer gives them no places."""
@@ -71,8 +56,7 @@ class HunyuanVideo15(ClipFamily):
         return {"embeds": embeds[0][mask[0].bool()].cpu(), "quoted": quoted[0][quoted_mask[0].bool()].cpu()}
 
     def blank_condition(self, dtype: torch.dtype) -> Condition:
-        embeds = torch.zeros(max(1, self.prompt_tokens), self.config.text_embed_dim, dtype=dtype)
-        return {"embeds": embeds, "quoted": torch.zeros(0, self.config.text_embed_2_dim, dtype=dtype)}
+        return {**super().blank_condition(dtype), "quoted": torch.zeros(0, self.config.text_embed_2_dim, dtype=dtype)}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the end of the template behind the prompt."""
@@ -89,9 +73,7 @@ class HunyuanVideo15(ClipFamily):
             found |= {name: padded, f"{name}_mask": mask}
         return found | {name: torch.stack([one[name] for one in conditions]) for name in (SOURCE, SEEN) if name in conditions[0]}
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         """Without a picture its channels are empty, and one token of zeros stands for what is seen of it."""
         embeds = prompts["embeds"]
         frame = prompts.get(SOURCE, x.new_zeros(len(x), x.shape[1] + 1, *x.shape[2:]))

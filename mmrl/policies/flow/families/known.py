@@ -9,7 +9,7 @@ from mmrl.policies.flow.families.flux.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.flux.kontext import Kontext
 from mmrl.policies.flow.families.hunyuan import HunyuanVideo15, HunyuanVideo15Image
 from mmrl.policies.flow.families.krea2 import Krea2
-from mmrl.policies.flow.families.ltx2 import LTX2FirstLatent, LTX2Image
+from mmrl.policies.flow.families.ltx2 import LTX2, LTX2Image
 from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen.image import QwenImage
 from mmrl.policies.flow.families.qwen.image21 import QwenImage21
@@ -42,7 +42,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "Lumina2Pipeline": Lumina2,
     "HunyuanVideo15Pipeline": HunyuanVideo15,
     "HunyuanVideo15ImageToVideoPipeline": HunyuanVideo15Image,
-    "LTX2Pipeline": LTX2FirstLatent,
+    "LTX2Pipeline": LTX2,
     "LTX2ImageToVideoPipeline": LTX2Image,
     "WanPipeline": Wan,
     "WanImageToVideoPipeline": WanImage,

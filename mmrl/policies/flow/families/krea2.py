@@ -1,6 +1,5 @@
 """Krea 2: a stack of Qwen3-VL's layers as text, one stream of blocks over text and picture, Qwen-Image's autoencoder."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import DynamicShift, Spacing
-from mmrl.policies.flow.families.base import Condition, Index, PipelineCall, refuse_guidance, token_count
+from mmrl.policies.flow.families.base import Condition, Conditions, Index, Times, grid_places, refuse_guidance, token_count
 from mmrl.policies.flow.families.qwen.image import QwenParts
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
@@ -27,6 +26,8 @@ class Krea2(QwenParts):
     usual_guidance = 5.5
     usual_prompt_tokens = 512
     lora_targets = LAYERS
+    guided_by = "guidance_scale"
+    guided_from = 1.0
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
@@ -36,11 +37,6 @@ class Krea2(QwenParts):
     @property
     def is_distilled(self) -> bool:
         return bool(self.pipeline.config.is_distilled)
-
-    def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """The pipeline adds guidance_scale times the difference to the conditional velocity."""
-        arguments = {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
-        return None if guidance < 1 else PipelineCall(arguments)
 
     def spacing(self) -> Spacing:
         """The distilled model has one shift for all sizes."""
@@ -52,11 +48,8 @@ class Krea2(QwenParts):
         return {"embeds": embeds[0][mask[0]].cpu()}
 
     def blank_condition(self, dtype: torch.dtype) -> Condition:
-        return {
-            "embeds": torch.zeros(
-                max(1, self.prompt_tokens), self.config.num_text_layers, self.config.text_hidden_dim, dtype=dtype
-            )
-        }
+        shape = max(1, self.prompt_tokens), self.config.num_text_layers, self.config.text_hidden_dim
+        return {"embeds": torch.zeros(shape, dtype=dtype)}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the end of the template around the prompt, which counts too."""
@@ -65,21 +58,17 @@ class Krea2(QwenParts):
         around = pipeline.prompt_template_encode_num_suffix_tokens - pipeline.prompt_template_encode_start_idx
         return whole + around, self.prompt_tokens
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         return transformer(
             hidden_states=x,
             encoder_hidden_states=prompts["embeds"],
             timestep=timesteps / 1000,
-            position_ids=self._places(prompts["embeds"].shape[1], x.device),
+            position_ids=self._places(prompts["embeds"].shape[1], x),
             encoder_attention_mask=prompts.get("mask"),
             return_dict=False,
         )[0]
 
-    def _places(self, words: int, device: torch.device) -> Float[Tensor, "tokens 3"]:
+    def _places(self, words: int, x: Tensor) -> Float[Tensor, "tokens 3"]:
         """Row and column of every token, behind a 0; words are all at the origin."""
         *_, h, w = self.latent_shape
-        rows, columns = (torch.arange(side // 2, device=device, dtype=torch.float32) for side in (h, w))
-        grid = torch.cartesian_prod(torch.zeros(1, device=device), rows, columns)
-        return torch.cat([grid.new_zeros(words, 3), grid])
+        return torch.cat([x.new_zeros(words, 3), grid_places(0, h // 2, w // 2, x)])

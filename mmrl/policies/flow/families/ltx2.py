@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from mmrl.policies.flow.families.base import SOURCE, Condition, Index, token_count
-from mmrl.policies.flow.families.clips import ClipFamily, FirstLatent, moments, ratio
+from mmrl.policies.flow.families.base import SOURCE, Condition, Conditions, Index, Times, moments, token_count
+from mmrl.policies.flow.families.clips import FirstLatent
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.runtime.pretrained import REMEDY
 
@@ -33,12 +33,14 @@ def samples_of(vocoder: Mapping[str, Any], frames: float) -> float:
 
 
 @dataclass(frozen=True)
-class LTX2(ClipFamily):
+class LTX2(FirstLatent):
     """x = (clip, sound): latents (c, f, h, w) and (c, l, bands) end to end, the clip first, one noise and one density for both.
 
     A log-probability is the mean of the clip's and the sound's own means: the sound is some 2% of the vector at 512 x 768 pixels.
-    Each part has its own guidance: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to
-    that (guidance away from skipped layers and from parted media, rescaling), LTX-2.5, upsampling.
+    Each part has its own guidance: policy.guidance, policy.guidance_sound. A prompt may hold the clip's first frame; the sound's
+    tokens all have the rows' time. Its pipeline compresses that picture as a frame of H.264 first; what comes out depends on the
+    number of CPU cores. Not supported: what its pipeline's usual call adds to guidance (away from skipped layers and from parted
+    media, rescaling), LTX-2.5, upsampling.
     """
 
     usual_guidance = 3.0
@@ -47,7 +49,9 @@ class LTX2(ClipFamily):
     left_out = frozenset({"prompt_enhancer", "duration_head"})
     told_by = ("audio_vae", "vocoder", "connectors")
     sound_beside = True
-    tasks = ("text to video with sound",)
+    tasks = ("text to video with sound", "clips with sound from a first frame")
+    sources = (0, 1)
+    usual_fps = 24.0
     licence = "LTX-2 Community"
     licence_read = "others"
     tested = "latents, clips, waves, exports as its pipeline's; log-probabilities, gradients"
@@ -94,25 +98,8 @@ class LTX2(ClipFamily):
             )
 
     @property
-    def scale(self) -> int:
-        return ratio(self.pipeline.vae.config, "spatial")
-
-    @property
-    def frames_per_latent(self) -> int:
-        return ratio(self.pipeline.vae.config, "temporal")
-
-    @property
-    def patch(self) -> int:
-        return 1
-
-    @property
     def channels(self) -> int:
         return int(self.config.in_channels)
-
-    @property
-    def fps(self) -> float:
-        """24, as its pipeline draws; the network gets it too."""
-        return self.settings.fps or 24.0
 
     @property
     def seconds(self) -> float:
@@ -176,12 +163,23 @@ class LTX2(ClipFamily):
     def count_tokens(self, text: str) -> tuple[int, int]:
         return token_count(self.pipeline.tokenizer, text.strip()), self.prompt_tokens
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
-        return self.ask(transformer, x, timesteps, prompts, sigma=timesteps)
+    def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
+        from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
 
-    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
+        crf = resolve_default_image_crf(self.pipeline.text_encoder)
+        frames = [Image.fromarray(apply_image_conditioning_crf(np.array(one.convert("RGB")), crf)) for one in pictures]
+        return super().encode_with(text, frames, device)
+
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
+        if SOURCE not in prompts:
+            return self.ask(transformer, x, timesteps, prompts, sigma=timesteps)
+        (clip, sound), first = self.parts(x), prompts[SOURCE].to(x)
+        shown = self.join(torch.cat([first, clip[:, :, 1:]], 2), sound)
+        out = self.ask(transformer, shown, self.times(timesteps), prompts, sigma=timesteps, audio_timestep=timesteps)
+        moved, heard = self.parts(out)
+        return self.join(self.to_first(clip, first, moved, timesteps), heard)
+
+    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Conditions, **more: Tensor) -> Tensor:
         clip, sound = self.parts(x)
         _, frames, height, width = self.clip_shape
         moved, heard = transformer(
@@ -203,9 +201,7 @@ class LTX2(ClipFamily):
         )
         return self.join(moved.transpose(1, 2), heard.unflatten(2, self._bands).transpose(1, 2))
 
-    def guide(
-        self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
-    ) -> Float[Tensor, "n d"]:
+    def guide(self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Times) -> Float[Tensor, "n d"]:
         """Clip and sound by their own scales, each by policy.guidance_rule."""
         own = SOUND_GUIDANCE if self.settings.guidance_sound is None else self.settings.guidance_sound
         pairs = zip(self.parts(conditional), self.parts(unconditional), (scale, own), strict=True)
@@ -241,41 +237,7 @@ class LTX2(ClipFamily):
 
 
 @dataclass(frozen=True)
-class LTX2FirstLatent(FirstLatent, LTX2):
-    """The same, x = (clip, sound), and a prompt may hold the clip's first frame; the sound's tokens all have the rows' time.
-
-    Its pipeline compresses the picture as a frame of H.264 first; what comes out depends on the number of CPU cores.
-    """
-
-    tasks = ("text to video with sound", "clips with sound from a first frame")
-    sources = (0, 1)
-
-    def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
-        from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
-
-        crf = resolve_default_image_crf(self.pipeline.text_encoder)
-        frames = [Image.fromarray(apply_image_conditioning_crf(np.array(one.convert("RGB")), crf)) for one in pictures]
-        return super().encode_with(text, frames, device)
-
-    def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
-        """Mean 0 and deviation 1 by channel; as in its pipeline without the scaling factor, which is 1 in published models."""
-        mean, std = moments(self.pipeline.vae, latents)
-        return (latents - mean) / std
-
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
-        if SOURCE not in prompts:
-            return LTX2.velocity(self, transformer, x, timesteps, prompts, guidance)
-        (clip, sound), first = self.parts(x), prompts[SOURCE].to(x)
-        shown = self.join(torch.cat([first, clip[:, :, 1:]], 2), sound)
-        out = self.ask(transformer, shown, self.times(timesteps), prompts, sigma=timesteps, audio_timestep=timesteps)
-        moved, heard = self.parts(out)
-        return self.join(self.to_first(clip, first, moved, timesteps), heard)
-
-
-@dataclass(frozen=True)
-class LTX2Image(LTX2FirstLatent):
+class LTX2Image(LTX2):
     """LTX-2 saved as its pipeline from a first frame, which every prompt holds."""
 
     tasks = ("clips with sound from a first frame",)

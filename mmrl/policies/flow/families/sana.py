@@ -1,16 +1,13 @@
 """Sana, of pictures and of clips: Gemma-2 with an instruction before the prompt, DPM-Solver's table of times."""
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.flow.sigmas import Spacing, spacing_of
-from mmrl.policies.flow.families.base import Condition, FlowFamily, token_count
-from mmrl.policies.flow.families.clips import ClipFamily, FirstLatent, moments
+from mmrl.policies.flow.families.base import Condition, Conditions, FlowFamily, Times, token_count
+from mmrl.policies.flow.families.clips import ClipFamily, FirstLatent
 from mmrl.policies.flow.families.facts import EULER
 
 
@@ -27,6 +24,7 @@ class Sana(FlowFamily):
     usual_guidance = 4.5
     usual_prompt_tokens = 300
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    text_width = "caption_channels"
     packed = False
 
     @property
@@ -50,19 +48,16 @@ class Sana(FlowFamily):
         return {"embeds": embeds[0].cpu(), "mask": mask[0].cpu()}
 
     def blank_condition(self, dtype: torch.dtype) -> Condition:
-        tokens = max(1, self.prompt_tokens)
-        embeds = torch.zeros(tokens, self.config.caption_channels, dtype=dtype)
-        return {"embeds": embeds, "mask": torch.ones(tokens, dtype=torch.long)}
+        blank = super().blank_condition(dtype)
+        return {**blank, "mask": torch.ones(len(blank["embeds"]), dtype=torch.long)}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         return token_count(self.pipeline.tokenizer, text.lower().strip()), self.prompt_tokens
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         return self.ask(transformer, x, timesteps, prompts)
 
-    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
+    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Conditions, **more: Tensor) -> Tensor:
         """DPM-Solver's times are whole numbers."""
         whole = type(self.pipeline.scheduler).__name__ != EULER
         return transformer(
@@ -72,13 +67,6 @@ class Sana(FlowFamily):
             timestep=(times.to(torch.long) if whole else times) * self.config.get("timestep_scale", 1),
             return_dict=False,
         )[0]
-
-    def normalize(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        return latents * self.pipeline.vae.config.scaling_factor
-
-    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
-        vae = self.pipeline.vae
-        return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
 
 
 @dataclass(frozen=True)
@@ -92,14 +80,7 @@ class SanaVideo(Sana, ClipFamily):
     licence = "NVIDIA Open Model, with Gemma's terms"
     licence_read = "others"
     usual_guidance = 6.0
-
-    @property
-    def scale(self) -> int:
-        return self._compression("spatial")
-
-    @property
-    def frames_per_latent(self) -> int:
-        return self._compression("temporal")
+    lists_steps = False
 
     @property
     def channels(self) -> int:
@@ -108,28 +89,6 @@ class SanaVideo(Sana, ClipFamily):
     @property
     def patch(self) -> int:
         return int(self.config.patch_size[1])
-
-    @property
-    def fps(self) -> float:
-        """16, as its makers save clips."""
-        return self.settings.fps or 16.0
-
-    def spacing(self) -> Spacing:
-        """The pipeline leaves its steps to the scheduler."""
-        scheduler = self.pipeline.scheduler
-        return spacing_of({**scheduler.config, "_class_name": type(scheduler).__name__})
-
-    def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
-        mean, std = moments(self.pipeline.vae, latents)
-        return (latents - mean) / std
-
-    def decode(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n 3 frames y x"]:
-        mean, std = moments(self.pipeline.vae, latents)
-        return self.pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
-
-    def _compression(self, way: str) -> int:
-        config = self.pipeline.vae.config
-        return int(config.get(f"scale_factor_{way}") or config[f"{way}_compression_ratio"])
 
 
 @dataclass(frozen=True)

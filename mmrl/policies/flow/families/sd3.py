@@ -1,14 +1,12 @@
 """Stable Diffusion 3 and 3.5: two CLIP encoders, perhaps T5, and latents that the transformer cuts into patches itself."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.flow.sigmas import Spacing, spacing_of
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, PipelineCall, token_count
+from mmrl.flow.sigmas import Spacing
+from mmrl.policies.flow.families.base import ATTENTION, Condition, Conditions, FlowFamily, Times, token_count
 from mmrl.policies.flow.sizes import Grid
 
 
@@ -21,6 +19,9 @@ class StableDiffusion3(FlowFamily):
     usual_guidance = 4.5
     usual_prompt_tokens = 256
     lora_targets = ATTENTION
+    guided_by = "guidance_scale"
+    sums_alike = True
+    lists_steps = False
     packed = False
 
     @property
@@ -34,17 +35,11 @@ class StableDiffusion3(FlowFamily):
 
     def spacing(self) -> Spacing:
         """Raises ValueError for a scheduler that shifts by picture size: the pipeline then uses a grid of its own."""
-        scheduler = self.pipeline.scheduler.config
-        if scheduler.use_dynamic_shifting:
+        if self.pipeline.scheduler.config.use_dynamic_shifting:
             raise ValueError(
                 "this Stable Diffusion 3 spaces its steps by picture size, which is not known here: set schedule.spacing"
             )
-        return spacing_of(scheduler)
-
-    def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """None below 1, where the pipeline makes one pass."""
-        arguments = {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
-        return None if guidance < 1 else PipelineCall(arguments, sums_alike=True)
+        return super().spacing()
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _, pooled, _ = self.pipeline.encode_prompt(
@@ -64,9 +59,7 @@ class StableDiffusion3(FlowFamily):
             return token_count(self.pipeline.tokenizer_3, text), self.prompt_tokens
         return token_count(self.pipeline.tokenizer, text), self.pipeline.tokenizer_max_length
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         return transformer(
             hidden_states=x,
             timestep=timesteps,

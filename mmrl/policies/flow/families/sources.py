@@ -1,6 +1,6 @@
 """Pictures of prompts as latents, for the families that edit or go on from a first frame."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mmrl.core.types import Prompt, Video
-from mmrl.policies.flow.families.base import SOURCE, Condition
+from mmrl.policies.flow.families.base import SOURCE, Condition, FlowFamily
 
 
 @torch.no_grad()
@@ -16,6 +16,12 @@ def latents_of(vae: Any, pixels: Tensor) -> Tensor:
     """The autoencoder's latents in float32, without drawing any: the mode of its distribution, where it has one."""
     found = vae.encode(pixels.to(vae.device, vae.dtype))
     return (found.latent_dist.mode() if hasattr(found, "latent_dist") else found.latents).float()
+
+
+def tokens_of(family: FlowFamily, pixels: Iterable[Tensor]) -> Tensor:
+    """The tokens of a prompt's pictures, one picture after the other."""
+    latents = torch.cat([latents_of(family.pipeline.vae, one) for one in pixels])
+    return family.pack(family.normalize(latents)).flatten(0, 1).cpu()
 
 
 def kind_of(condition: Condition) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.core.types import Prompt
 from mmrl.flow.sigmas import LogSnr, Spacing
-from mmrl.policies.flow.families.base import Condition, FlowFamily, Index, token_count
+from mmrl.policies.flow.families.base import Condition, Conditions, FlowFamily, Index, Times, token_count
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Grid, Size
 
@@ -121,9 +121,7 @@ class StableAudio3(FlowFamily):
         tokenizer = self.pipeline.tokenizer
         return token_count(tokenizer, text), min(self.prompt_tokens, tokenizer.model_max_length)
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         return transformer(
             x,
             timesteps / 1000,

@@ -11,7 +11,7 @@ from mmrl.flow.diffusion_table import DiffusionTable, table_of
 from mmrl.flow.path import like_batch
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import Spacing
-from mmrl.policies.flow.families.base import Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.base import Condition, Conditions, FlowFamily, Times, moments, token_count
 
 PREDICTIONS = ("epsilon", "v_prediction")
 
@@ -56,6 +56,11 @@ class StableDiffusion(FlowFamily):
     def patch(self) -> int:
         return 1
 
+    @property
+    def shift(self) -> float:
+        """None: its pipelines know of none, whatever the autoencoder's config says."""
+        return 0.0
+
     def spacing(self) -> Spacing:
         return self.table
 
@@ -93,9 +98,7 @@ class StableDiffusion(FlowFamily):
     def count_tokens(self, text: str) -> tuple[int, int]:
         return token_count(self.pipeline.tokenizer, text), self.pipeline.tokenizer.model_max_length
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         sigma = timesteps / 1000
         norm = ((1 - sigma) ** 2 + sigma**2).sqrt()
         signal, noise_level, own = (like_batch(value, x) for value in ((1 - sigma) / norm, sigma / norm, norm))
@@ -114,13 +117,6 @@ class StableDiffusion(FlowFamily):
     def _extra_inputs(self, prompts: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """Further inputs of the network."""
         return None
-
-    def normalize(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        return latents * self.pipeline.vae.config.scaling_factor
-
-    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
-        vae = self.pipeline.vae
-        return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
 
 
 def root_of_squares(sigma: float) -> float:
@@ -163,8 +159,5 @@ class StableDiffusionXL(StableDiffusion):
     def _norm(self, latents: Tensor) -> tuple[Tensor | float, Tensor | float]:
         """Mean and deviation by channel of latents, where the autoencoder says them; else 0 and 1."""
         config = self.pipeline.vae.config
-        known = [getattr(config, name, None) for name in ("latents_mean", "latents_std")]
-        if None in known:
-            return 0.0, 1.0
-        mean, std = (torch.tensor(value).to(latents).view(1, -1, 1, 1) for value in known)
-        return mean, std
+        known = config.get("latents_mean") is not None and config.get("latents_std") is not None
+        return moments(self.pipeline.vae, latents) if known else (0.0, 1.0)

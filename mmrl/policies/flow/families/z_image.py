@@ -1,15 +1,14 @@
 """Z-Image and the older Lumina-Image 2: features without padding, time towards the data, a velocity that is turned."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mmrl.flow.sigmas import LinearShift, Spacing
-from mmrl.policies.flow.families.base import Condition, FlowFamily, PipelineCall, side_by_side, token_count
+from mmrl.policies.flow.families.base import Condition, Conditions, FlowFamily, Times, side_by_side, token_count
 from mmrl.policies.flow.sizes import Grid
 from mmrl.runtime.tensors import to_device
 
@@ -20,6 +19,10 @@ FEED_FORWARD = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
 @dataclass(frozen=True)
 class PositionTables(FlowFamily):
     """Common to Z-Image and Lumina 2: positions are looked up in tables, of texts, then of a picture's rows and columns."""
+
+    text_width = "cap_feat_dim"
+    guided_by = "guidance_scale"
+    packed = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,16 +57,11 @@ class ZImage(PositionTables):
     usual_guidance = 5.0
     usual_prompt_tokens = 512
     lora_targets = LAYERS + FEED_FORWARD
-    packed = False
+    guided_from = 1.0
 
     @property
     def is_distilled(self) -> bool:
         return "turbo" in str(self.pipeline.config._name_or_path).lower()
-
-    def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """The pipeline adds guidance_scale times the difference to the conditional velocity."""
-        arguments = {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
-        return None if guidance < 1 else PipelineCall(arguments)
 
     def text_positions(self, tokens: int) -> int:
         """Texts are filled up to multiples of 32, and begin at 1."""
@@ -81,9 +79,6 @@ class ZImage(PositionTables):
         )
         return {"embeds": embeds[0].cpu()}
 
-    def blank_condition(self, dtype: torch.dtype) -> Condition:
-        return {"embeds": torch.zeros(max(1, self.prompt_tokens), self.config.cap_feat_dim, dtype=dtype)}
-
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the chat template around the prompt."""
         tokenizer, turns = self.pipeline.tokenizer, [{"role": "user", "content": text}]
@@ -96,9 +91,7 @@ class ZImage(PositionTables):
         lengths = torch.tensor([len(one) for one in embeds])
         return {"embeds": pad_sequence(embeds, batch_first=True), "lengths": to_device(lengths, embeds[0].device)}
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         texts = [text[:length] for text, length in zip(prompts["embeds"], prompts["lengths"].tolist(), strict=True)]
         # 1 - t / 1000 rounds differently, and the transformer multiplies by 1000 again.
         out = transformer(list(x[:, :, None].unbind(0)), (1000 - timesteps) / 1000, texts, return_dict=False)[0]
@@ -117,13 +110,7 @@ class Lumina2(PositionTables):
     usual_guidance = 4.0
     usual_prompt_tokens = 256
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", *(f"feed_forward.linear_{i}" for i in (1, 2, 3)))
-    packed = False
     keep_norm = True
-
-    def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """None below 1, where the pipeline makes one pass."""
-        arguments = {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
-        return None if guidance < 1 else PipelineCall(arguments)
 
     def encode(self, text: str, device: torch.device) -> Condition:
         """No prompt has no instruction."""
@@ -133,9 +120,6 @@ class Lumina2(PositionTables):
         )
         embeds, mask = found[2:] if none else found[:2]
         return {"embeds": embeds[0][mask[0].bool()].cpu()}
-
-    def blank_condition(self, dtype: torch.dtype) -> Condition:
-        return {"embeds": torch.zeros(max(1, self.prompt_tokens), self.config.cap_feat_dim, dtype=dtype)}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the instruction before the prompt."""
@@ -147,9 +131,7 @@ class Lumina2(PositionTables):
         padded, mask = side_by_side([one["embeds"] for one in conditions], self.prompt_tokens if full else None)
         return {"embeds": padded, "mask": mask}
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         return -transformer(
             hidden_states=x,
             timestep=1 - timesteps / 1000,

@@ -1,6 +1,6 @@
 """FLUX.1: T5 tokens and CLIP's summary, packed latents, and (dev) the guidance as an input of the transformer."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, PipelineCall, token_count
+from mmrl.policies.flow.families.base import ATTENTION, Condition, Conditions, FlowFamily, Times, grid_places, token_count
 
 FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 
@@ -23,6 +23,8 @@ class Flux(FlowFamily):
     licence_read = "makers"
     usual_guidance = 3.5
     usual_prompt_tokens = 512
+    guided_by = "true_cfg_scale"
+    sums_alike = True
     lora_targets = ATTENTION + FEED_FORWARD
 
     @property
@@ -38,16 +40,6 @@ class Flux(FlowFamily):
     def embeds_guidance(self) -> bool:
         return self.config.guidance_embeds
 
-    def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """With a negative prompt where a model without that input is guided all the same; None below 1 there."""
-        length = {"max_sequence_length": self.prompt_tokens}
-        if self.embeds_guidance:
-            return PipelineCall({"guidance_scale": guidance, **length}, sums_alike=True)
-        if guidance == 1:
-            return PipelineCall(length, sums_alike=True)
-        guided = {"true_cfg_scale": guidance, "negative_prompt": self.empty_prompt, **length}
-        return None if guidance < 1 else PipelineCall(guided)
-
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, pooled, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)
         return {"embeds": embeds[0].cpu(), "pooled": pooled[0].cpu()}
@@ -55,9 +47,7 @@ class Flux(FlowFamily):
     def count_tokens(self, text: str) -> tuple[int, int]:
         return token_count(self.pipeline.tokenizer_2, text), self.prompt_tokens
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         return transformer(
             hidden_states=x,
             timestep=timesteps / 1000,
@@ -72,9 +62,7 @@ class Flux(FlowFamily):
     def _places(self, x: Tensor) -> Float[Tensor, "tokens 3"]:
         """Row and column of every token; the first number is 0 in text-to-image."""
         *_, h, w = self.latent_shape
-        rows, columns = (torch.arange(side // 2, device=x.device, dtype=x.dtype) for side in (h, w))
-        grid = torch.cartesian_prod(rows, columns).view(-1, 2)
-        return torch.cat([grid.new_zeros(len(grid), 1), grid], 1)
+        return grid_places(0, h // 2, w // 2, x)
 
 
 @dataclass(frozen=True)
@@ -87,6 +75,8 @@ class Chroma(Flux):
     licence = "Apache-2.0"
     licence_read = "others"
     usual_guidance = 3.0
+    guided_by = "guidance_scale"
+    sums_alike = False
 
     @property
     def default_guidance(self) -> float:
@@ -101,11 +91,6 @@ class Chroma(Flux):
     def embeds_guidance(self) -> bool:
         return False
 
-    def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """None below 1, where the pipeline makes one pass."""
-        arguments = {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
-        return None if guidance < 1 else PipelineCall(arguments)
-
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _, mask, *_ = self.pipeline.encode_prompt(
             text, device=device, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens
@@ -113,15 +98,13 @@ class Chroma(Flux):
         return {"embeds": embeds[0].cpu(), "mask": mask[0].cpu()}
 
     def blank_condition(self, dtype: torch.dtype) -> Condition:
-        embeds = torch.zeros(max(1, self.prompt_tokens), self.config.joint_attention_dim, dtype=dtype)
-        return {"embeds": embeds, "mask": torch.ones(len(embeds), dtype=dtype)}
+        blank = super().blank_condition(dtype)
+        return {**blank, "mask": torch.ones(len(blank["embeds"]), dtype=dtype)}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         return token_count(self.pipeline.tokenizer, text), self.prompt_tokens
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         # It holds numbers, which diffusers adds to the scores: padding is seen a little, and cannot be cut.
         mask = torch.cat([prompts["mask"], prompts["mask"].new_ones(x.shape[:2])], 1)
         with mask_kept(transformer, mask):

@@ -14,13 +14,15 @@ from mmrl.policies.flow.families.base import (
     ATTENTION,
     SOURCE,
     Condition,
+    Conditions,
     FlowFamily,
     Index,
     PipelineCall,
+    Times,
     refuse_guidance,
     token_count,
 )
-from mmrl.policies.flow.families.sources import latents_of
+from mmrl.policies.flow.families.sources import tokens_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 FEED_FORWARD = ("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out")
@@ -40,7 +42,7 @@ class Flux2(FlowFamily):
     usual_guidance = 4.0
     tasks = ("text to image", "edits of up to four pictures")
     sources = (0, 4)
-    packed = False
+    guided_by = "guidance_scale"
     source_least = 64
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD + SINGLE
@@ -63,18 +65,8 @@ class Flux2(FlowFamily):
         return EmpiricalShift()
 
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """None below 1 where the pipeline makes one pass."""
-        if guidance < 1 and not self.embeds_guidance:
-            return None
-        layers = {"text_encoder_out_layers": list(self.text_layers)}
-        return PipelineCall({"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens, **layers})
-
-    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
-        """A token for every place."""
-        return latents.flatten(2).transpose(1, 2)
-
-    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
-        return x.transpose(1, 2).reshape(-1, *self.latent_shape)
+        call, layers = super().pipeline_call(guidance), {"text_encoder_out_layers": list(self.text_layers)}
+        return None if call is None else PipelineCall({**call.arguments, **layers})
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _ = self.pipeline.encode_prompt(
@@ -85,8 +77,7 @@ class Flux2(FlowFamily):
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
         width, height = self.source_size
         pixels = [self.pipeline.image_processor.preprocess(picture, height, width) for picture in pictures]
-        latents = torch.cat([latents_of(self.pipeline.vae, each) for each in pixels])
-        return {**self.encode(text, device), SOURCE: self.pack(self.normalize(latents)).flatten(0, 1).cpu()}
+        return {**self.encode(text, device), SOURCE: tokens_of(self, pixels)}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the system message and the template around the prompt."""
@@ -98,15 +89,13 @@ class Flux2(FlowFamily):
         tokenizer = self.pipeline.tokenizer
         return token_count(tokenizer, tokenizer.apply_chat_template(messages, tokenize=False, **settings))
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         *_, rows, columns = self.latent_shape
         img_ids, seen = places(len(x), 0, rows, columns, 1, x.device), x
         if SOURCE in prompts:
             seen = torch.cat([x, prompts[SOURCE].to(x.dtype)], 1)
             width, height = (side // self.scale for side in self.source_size)
-            count = prompts[SOURCE].shape[1] // (width * height)
+            count = prompts[SOURCE].shape[1] // self.source_tokens
             img_ids = torch.cat([img_ids, *(places(len(x), 10 + 10 * k, height, width, 1, x.device) for k in range(count))], 1)
         return transformer(
             hidden_states=seen,

@@ -1,6 +1,6 @@
 """FLUX.1-Kontext: FLUX.1 whose prompts hold a picture; its tokens follow those of the noise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +8,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import SOURCE, Condition
+from mmrl.policies.flow.families.base import SOURCE, Condition, Conditions, Times, grid_places
 from mmrl.policies.flow.families.flux.flux1 import Flux
-from mmrl.policies.flow.families.sources import latents_of
+from mmrl.policies.flow.families.sources import tokens_of
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,14 @@ class Kontext(Flux):
     sources = (1, 1)
 
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
-        vae = self.pipeline.vae
-        found = [latents_of(vae, self.pipeline.image_processor.preprocess(picture)) for picture in pictures]
-        return {**self.encode(text, device), SOURCE: self.pack(self.normalize(torch.cat(found))).flatten(0, 1).cpu()}
+        pixels = map(self.pipeline.image_processor.preprocess, pictures)
+        return {**self.encode(text, device), SOURCE: tokens_of(self, pixels)}
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         both = torch.cat([x, prompts[SOURCE].to(x.dtype)], 1)
         return super().velocity(transformer, both, timesteps, prompts, guidance)[:, : x.shape[1]]
 
     def _places(self, x: Tensor) -> Float[Tensor, "tokens 3"]:
         """Row and column of every token; the first number is 1 for those of the source."""
-        width, height = self.source_size
-        rows, columns = (torch.arange(side // self.scale // 2, device=x.device, dtype=x.dtype) for side in (height, width))
-        return torch.cat([super()._places(x), torch.cartesian_prod(x.new_ones(1), rows, columns)])
+        width, height = (side // self.scale // 2 for side in self.source_size)
+        return torch.cat([super()._places(x), grid_places(1, height, width, x)])

@@ -1,16 +1,16 @@
 """Qwen-Image-Edit-2509 and -2511: Qwen-Image whose encoder reads pictures with the words, and whose transformer sees them too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmrl.policies.flow.families.base import SOURCE, Condition
 from mmrl.policies.flow.families.qwen.image import QwenImage
-from mmrl.policies.flow.families.sources import latents_of
+from mmrl.policies.flow.families.sources import tokens_of
 
 READ_PIXELS = 384 * 384
 """Area at which the text encoder reads a picture, unless the transformer's is smaller."""
@@ -41,10 +41,8 @@ class QwenImageEdit(QwenImage):
         with_text, without = (
             self.pipeline.encode_prompt(words, image=seen, device=device)[0][0].cpu() for words in (text, self.empty_prompt)
         )
-        vae = self.pipeline.vae
-        latents = torch.cat([latents_of(vae, processor.preprocess(picture)[:, :, None]) for picture in pictures])
-        tokens = self.pack(self.normalize(latents)).flatten(0, 1).cpu()
-        return {"embeds": with_text, "empty": without, SOURCE: tokens}
+        pixels = [processor.preprocess(picture)[:, :, None] for picture in pictures]
+        return {"embeds": with_text, "empty": without, SOURCE: tokens_of(self, pixels)}
 
     def negative(self, condition: Condition) -> Condition:
         return {**condition, "embeds": condition["empty"]}
@@ -68,19 +66,3 @@ class QwenImageEdit(QwenImage):
         """Nothing is cut; the tokens of pictures are not counted."""
         count, _ = super().count_tokens(text)
         return count, count
-
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Tensor, prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
-        source = prompts[SOURCE].to(x.dtype)
-        _, h, w = self.latent_shape
-        width, height = (side // self.scale // 2 for side in self.source_size)
-        shapes = [(1, h // 2, w // 2), *[(1, height, width)] * (source.shape[1] // (height * width))]
-        return transformer(
-            hidden_states=torch.cat([x, source], 1),
-            timestep=timesteps / 1000,
-            encoder_hidden_states=prompts["embeds"],
-            encoder_hidden_states_mask=prompts.get("mask"),
-            img_shapes=[shapes] * len(x),
-            return_dict=False,
-        )[0][:, : x.shape[1]]

@@ -1,13 +1,23 @@
 """Qwen-Image: a vision-language model as text encoder, prompts of different length, guidance that keeps the norm."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, PipelineCall, side_by_side, token_count
+from mmrl.policies.flow.families.base import (
+    ATTENTION,
+    SOURCE,
+    Condition,
+    Conditions,
+    FlowFamily,
+    Times,
+    moments,
+    side_by_side,
+    token_count,
+)
 
 FEED_FORWARD = ("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 
@@ -23,18 +33,16 @@ class QwenParts(FlowFamily):
         return {"embeds": padded} if whole else {"embeds": padded, "mask": mask}
 
     def normalize(self, latents: Float[Tensor, "n c 1 h w"]) -> Float[Tensor, "n c h w"]:
-        config = self.pipeline.vae.config
-        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (config.latents_mean, config.latents_std))
-        return (latents[:, :, 0] - mean) / std
+        mean, std = moments(self.pipeline.vae, latents)
+        return ((latents - mean) / std)[:, :, 0]
 
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         return self.pixels(latents)
 
     def pixels(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n colours y x"]:
         """With all the colours that the autoencoder has."""
-        vae = self.pipeline.vae
-        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
-        return vae.decode((latents * std + mean)[:, :, None], return_dict=False)[0][:, :, 0]
+        mean, std = moments(self.pipeline.vae, latents)
+        return self.pipeline.vae.decode((latents * std + mean)[:, :, None], return_dict=False)[0][:, :, 0]
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class QwenImage(QwenParts):
     usual_guidance = 4.0
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD
+    guided_by = "true_cfg_scale"
     dead_ends = ("attn.to_add_out", "txt_mlp")
     empty_prompt = " "
     keep_norm = True
@@ -58,12 +67,6 @@ class QwenImage(QwenParts):
                 "model without guidance_embeds"
             )
 
-    def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """None below 1, where the pipeline makes one pass."""
-        length = {"max_sequence_length": self.prompt_tokens}
-        guided = {"true_cfg_scale": guidance, "negative_prompt": self.empty_prompt, **length}
-        return None if guidance < 1 else PipelineCall(length if guidance == 1 else guided)
-
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)
         return {"embeds": embeds[0].cpu()}
@@ -73,15 +76,19 @@ class QwenImage(QwenParts):
         whole = token_count(self.pipeline.tokenizer, self.pipeline.prompt_template_encode.format(text))
         return whole - self.pipeline.prompt_template_encode_start_idx, self.prompt_tokens
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
+        """A prompt's pictures follow the noise, and are left out of what is answered."""
         *_, h, w = self.latent_shape
+        shapes, seen = [(1, h // 2, w // 2)], x
+        if SOURCE in prompts:
+            width, height = (side // self.scale // 2 for side in self.source_size)
+            shapes += [(1, height, width)] * (prompts[SOURCE].shape[1] // self.source_tokens)
+            seen = torch.cat([x, prompts[SOURCE].to(x.dtype)], 1)
         return transformer(
-            hidden_states=x,
+            hidden_states=seen,
             timestep=timesteps / 1000,
             encoder_hidden_states=prompts["embeds"],
             encoder_hidden_states_mask=prompts.get("mask"),
-            img_shapes=[[(1, h // 2, w // 2)]] * len(x),
+            img_shapes=[shapes] * len(x),
             return_dict=False,
-        )[0]
+        )[0][:, : x.shape[1]]

@@ -1,6 +1,6 @@
 """Qwen-Image-2.1: one stream of tokens that sees words and sources as they are at time 0, pictures with an alpha channel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +9,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import DynamicShift, Spacing
-from mmrl.policies.flow.families.base import SOURCE, Condition, PipelineCall, token_count
+from mmrl.policies.flow.families.base import SOURCE, Condition, Conditions, PipelineCall, Times, token_count
 from mmrl.policies.flow.families.qwen.image import QwenParts
-from mmrl.policies.flow.families.sources import latents_of
+from mmrl.policies.flow.families.sources import tokens_of
 from mmrl.policies.flow.families.tables import OwnTable
 from mmrl.policies.flow.sizes import Grid
 
@@ -34,7 +34,7 @@ class QwenImage21(QwenParts):
     licence_read = "others"
     sources = (0, 10)
     source_step = 32
-    packed = False
+    guided_by = "true_cfg_scale"
     one_length = True
     usual_guidance = 1.0
     usual_prompt_tokens = 512
@@ -60,26 +60,17 @@ class QwenImage21(QwenParts):
         return OwnTable.of(found, self.pipeline.scheduler.config, listed)
 
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """None below 1, where the pipeline makes one pass. Its pictures keep their alpha channel."""
-        guided = {"true_cfg_scale": guidance, "negative_prompt": self.empty_prompt}
-        return None if guidance < 1 else PipelineCall({} if guidance == 1 else guided)
-
-    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
-        """A token for every place."""
-        return latents.flatten(2).transpose(1, 2)
-
-    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
-        return x.transpose(1, 2).reshape(-1, *self.latent_shape)
+        """Without a length. Its pictures keep their alpha channel."""
+        call = super().pipeline_call(guidance)
+        return call if call is None else PipelineCall({k: v for k, v in call.arguments.items() if k != "max_sequence_length"})
 
     def encode(self, text: str, device: torch.device) -> Condition:
         return self._read(text, None, device)
 
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
-        processor, vae = self.pipeline.image_processor, self.pipeline.vae
         seen = [picture.convert("RGBA") for picture in pictures]
-        latents = torch.cat([latents_of(vae, processor.preprocess(picture)[:, :, None]) for picture in seen])
-        tokens = self.pack(self.normalize(latents)).flatten(0, 1).cpu()
-        return {**self._read(text, seen, device), SOURCE: tokens}
+        pixels = [self.pipeline.image_processor.preprocess(picture)[:, :, None] for picture in seen]
+        return {**self._read(text, seen, device), SOURCE: tokens_of(self, pixels)}
 
     def _read(self, text: str, pictures: list[Image.Image] | None, device: torch.device) -> Condition:
         """The last layer before its norm, as the pipeline has it, of the prompt and of one space beside the same pictures.
@@ -129,15 +120,13 @@ class QwenImage21(QwenParts):
         taken = ("embeds", SLOTS, *([SOURCE] if SOURCE in conditions[0] else []))
         return {name: torch.stack([condition[name] for condition in conditions]) for name in taken}
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         _, h, w = self.latent_shape
         shapes, seen = [(1, h, w)], x
         if SOURCE in prompts:
             width, height = (side // self.scale for side in self.source_size)
             seen = torch.cat([prompts[SOURCE].to(x.dtype), x], 1)
-            shapes = [(1, height, width)] * (prompts[SOURCE].shape[1] // (height * width)) + shapes
+            shapes = [(1, height, width)] * (prompts[SOURCE].shape[1] // self.source_tokens) + shapes
         slots = prompts[SLOTS]
         return transformer(
             hidden_states=seen,

@@ -1,6 +1,6 @@
 """Wan 2.1 and 2.2 from a first frame, which the network sees as further channels, or as the first of the latents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import SOURCE, Condition
+from mmrl.policies.flow.families.base import SOURCE, Condition, Conditions, Times
 from mmrl.policies.flow.families.clips import SEEN, FirstLatent, FromFrame
 from mmrl.policies.flow.families.wan.text import Wan
 
@@ -49,9 +49,7 @@ class WanImage(FromFrame, Wan):
             found[SEEN] = torch.zeros(CLIP_TOKENS, self.config.image_dim)
         return found
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
+    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         seen = {"encoder_hidden_states_image": prompts[SEEN]} if SEEN in prompts else {}
         return self.ask(transformer, torch.cat([x, prompts[SOURCE].to(x)], 1), timesteps, prompts, **seen)
 
@@ -67,8 +65,4 @@ class WanFirstLatent(FirstLatent, Wan):
 
     tasks = Wan.tasks
     sources = (0, 1)
-
-    @property
-    def fps(self) -> float:
-        """24, as its makers save clips."""
-        return self.settings.fps or 24.0
+    usual_fps = 24.0

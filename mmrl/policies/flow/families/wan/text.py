@@ -1,15 +1,12 @@
 """Wan 2.1 and 2.2, text to video: UMT5's tokens with zeros after the prompt, and latents with a dimension of time."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.flow.sigmas import Spacing, spacing_of
-from mmrl.policies.flow.families.base import Condition, Index, token_count
-from mmrl.policies.flow.families.clips import ClipFamily, moments
+from mmrl.policies.flow.families.base import Condition, Conditions, Index, token_count
+from mmrl.policies.flow.families.clips import ClipFamily
 from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.wan.experts import Experts
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -30,6 +27,8 @@ class Wan(ClipFamily):
     usual_guidance = 5.0
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD
+    text_width = "text_dim"
+    lists_steps = False
     networks = ("transformer", "transformer_2")
     schedulers = frozenset({EULER, "UniPCMultistepScheduler"})
     tasks = ("text to video", "text to image", "clips from a first frame (2.2 5B)")
@@ -38,14 +37,8 @@ class Wan(ClipFamily):
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
-        """The index tells whether there are two experts."""
         super().refuse(index, settings)
-        low = settings.guidance_low
-        if low is not None and index.get("boundary_ratio") is None:
-            raise ValueError(
-                f"policy.guidance_low is {low:g}, but policy.model {settings.model!r} has one network for all times: leave it out"
-            )
-        if low is not None and settings.guidance == 1:
+        if settings.guidance_low is not None and settings.guidance == 1:
             raise ValueError(
                 "policy.guidance is 1, which draws in one pass, so policy.guidance_low cannot be had: set guidance above 1 or "
                 "leave guidance_low out"
@@ -69,23 +62,6 @@ class Wan(ClipFamily):
         return None if ratio is None else ratio * self.pipeline.scheduler.config.num_train_timesteps
 
     @property
-    def scale(self) -> int:
-        return int(self.pipeline.vae.config.scale_factor_spatial)
-
-    @property
-    def frames_per_latent(self) -> int:
-        return int(self.pipeline.vae.config.scale_factor_temporal)
-
-    @property
-    def patch(self) -> int:
-        return int(self.config.patch_size[1])
-
-    @property
-    def fps(self) -> float:
-        """16, as its makers save clips."""
-        return self.settings.fps or 16.0
-
-    @property
     def channels(self) -> int:
         return int(self.pipeline.vae.config.z_dim)
 
@@ -93,34 +69,14 @@ class Wan(ClipFamily):
     def default_guidance(self) -> float:
         return self.usual_guidance if self.boundary is None else 4.0
 
-    def spacing(self) -> Spacing:
-        """The pipeline leaves its steps to the scheduler, which takes them from a shifted table."""
-        return spacing_of(self.pipeline.scheduler.config)
-
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _ = self.pipeline.encode_prompt(
             text, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens, device=device
         )
         return {"embeds": embeds[0].cpu()}
 
-    def blank_condition(self, dtype: torch.dtype) -> Condition:
-        return {"embeds": torch.zeros(self.prompt_tokens, self.config.text_dim, dtype=dtype)}
-
     def count_tokens(self, text: str) -> tuple[int, int]:
         return token_count(self.pipeline.tokenizer, text), self.prompt_tokens
 
-    def velocity(
-        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
-    ) -> Tensor:
-        return self.ask(transformer, x, timesteps, prompts)
-
-    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
+    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Conditions, **more: Tensor) -> Tensor:
         return transformer(hidden_states=x, timestep=times, encoder_hidden_states=prompts["embeds"], return_dict=False, **more)[0]
-
-    def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
-        mean, std = moments(self.pipeline.vae, latents)
-        return (latents - mean) / std
-
-    def decode(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n 3 frames y x"]:
-        mean, std = moments(self.pipeline.vae, latents)
-        return self.pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
