@@ -56,5 +56,5 @@ def drawer(config: FlowPolicyConfig) -> FlowPolicy:
 def draw(policy: FlowPolicy, requests: Sequence[Request], sigma_table: SigmaTable) -> Sampled:
     """A chunk's images; what only the drawing itself needs stays behind."""
     policy.net.uploads.clear()
-    drawn = policy.generator.write(requests, sigma_table)
+    drawn = policy.generator.write([(requests, sigma_table)])[0]
     return replace(drawn, requests=(), trajectory=replace(drawn.trajectory, states=(), means=()))

@@ -28,8 +28,8 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import pipeline_of
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.teachers import teacher_bytes
-from mmrl.policies.flow.trace import NoisyLatents, SigmaTable
-from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
+from mmrl.policies.flow.trace import NoisyLatents
+from mmrl.policies.flow.write.generate import LocalGenerator, Part, Sampled
 from mmrl.policies.flow.write.given import picture_samples
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, sketch_of
 from mmrl.policies.shared.call_log import CallLog, DryRun, StillWeights, no_audit
@@ -180,16 +180,16 @@ class DryGenerator:
     def follow(self, weights: Weights, version: int) -> None:
         """There are no weights."""
 
-    def write(self, requests: Sequence[Request], sigma_table: SigmaTable) -> Sampled:
+    def write(self, parts: Sequence[Part]) -> list[Sampled]:
         with self.log.rollout():
-            sampled = self.inner.write(requests, sigma_table)
-        trajectory, size = sampled.trajectory, sigma_table.size
-        states = {id(one): len(one) for one in (*trajectory.states, *trajectory.means)}
-        count, family = len(sampled.images), self.family.at(size)
-        self.log.latents += 4 * math.prod(family.latent_shape) * (sum(states.values()) + len(sampled.trace.latents))
-        each = sigma_table.plan.num_steps if sigma_table.plan.previews else 1
-        self.log.decoded += 3 * family.settings.frames * math.prod(size) * count * each
-        self.log.drawn[size] = self.log.drawn.get(size, 0) + count
+            sampled = self.inner.write(parts)
+        for one, (_, table) in zip(sampled, parts, strict=True):
+            states = {id(state): len(state) for state in (*one.trajectory.states, *one.trajectory.means)}
+            count, family = len(one.images), self.family.at(table.size)
+            self.log.latents += 4 * math.prod(family.latent_shape) * (sum(states.values()) + len(one.trace.latents))
+            each = table.plan.num_steps if table.plan.previews else 1
+            self.log.decoded += 3 * family.settings.frames * math.prod(table.size) * count * each
+            self.log.drawn[table.size] = self.log.drawn.get(table.size, 0) + count
         return sampled
 
 

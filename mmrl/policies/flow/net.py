@@ -1,7 +1,7 @@
 """The one module that every forward of the transformer goes through, so that wrappers for many processes see all of them; and
 what goes between the host's memory and the device's: latents that a trace keeps, embeddings that forwards share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -110,28 +110,3 @@ class Uploads:
             if id(condition) not in self.sent:
                 self.sent[id(condition)] = condition, {name: to_device(value, device) for name, value in condition.items()}
         return [self.sent[id(condition)][1] for condition in conditions]
-
-
-class LateCheck:
-    """Questions to the device whose answers can wait: they are asked all at once at the end."""
-
-    def __init__(self) -> None:
-        self.bad: list[Tensor] = []
-        self.explain: list[Callable[[list[int]], Exception]] = []
-
-    def refuse(self, bad: Tensor, explain: Callable[[list[int]], Exception]) -> None:
-        """Have `explain(places)` raised if any entry of `bad` is True."""
-        self.bad.append(bad)
-        self.explain.append(explain)
-
-    def look(self) -> None:
-        """Wait for the answers; raise the first error if there is one."""
-        if not self.bad:
-            return
-        found = torch.cat(self.bad).tolist()
-        start = 0
-        for bad, explain in zip(self.bad, self.explain, strict=True):
-            places = [i for i, is_bad in enumerate(found[start : start + len(bad)]) if is_bad]
-            if places:
-                raise explain(places)
-            start += len(bad)

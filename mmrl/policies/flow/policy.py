@@ -19,7 +19,7 @@ from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Tr
 from mmrl.flow.layout import leaves
 from mmrl.flow.plan import RolloutPlan, in_few_steps
 from mmrl.policies.flow.adapters import save_adapter
-from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.families.sources import refuse_sources
 from mmrl.policies.flow.loading import parts_of, save_pipeline
 from mmrl.policies.flow.net import FlowNet
@@ -34,9 +34,8 @@ from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.teachers import read_teachers
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
-from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
+from mmrl.policies.flow.write.generate import Part, Sampled, assemble
 from mmrl.policies.flow.write.given import refuse_given
-from mmrl.policies.flow.write.remote import write_all
 from mmrl.policies.shared.compiled import compile_blocks
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import wrap_module
@@ -147,7 +146,6 @@ class FlowPolicy(PolicyHooks):
         """
         plan = plan_of(requests, sampling)
         self._check(requests, plan)
-        given = by_size([request for request in requests if request.role == "injected"], self.family)
         if plan.base_from is not None and "ref" not in self.shadows:
             raise ValueError(
                 "the plan's base_from finishes with the reference's weights, which this policy keeps none of: make it "
@@ -161,19 +159,20 @@ class FlowPolicy(PolicyHooks):
         # A process that has nothing to sample under some weights still takes part in the forwards of the others.
         white = (Image.new("RGB", self.family.source_size, "white"),) * self.family.sources[0]
         stand_in = [Request(Prompt("stand-in", media=white), leaves(plan), 0)]
-        sampled, idle = [self.parts.given(self, part, self._sigma_table(plan, size)) for size, part in given], list[Sampled]()
+        parts = [(asked, self._sigma_table(plan, size)) for size, asked in by_size(requests, self.family)]
+        given = chosen(parts, lambda request: request.role == "injected")
+        sampled, idle = [self.parts.given(self, *part) for part in given], list[Sampled]()
         for model in sorted(self.shadows | {"policy"}):
-            asked = [one for one in requests if one.model == model and one.role != "injected"]
-            own = by_size(asked, self.family)
+            own = chosen(parts, lambda request, model=model: request.model == model and request.role != "injected")
             missing = self.ranks.forwards(len(own)) - len(own)
             if own or missing:
                 with self.weights.swapped_in(model):
-                    sampled += write_all(self.generator, [(part, self._sigma_table(plan, size)) for size, part in own])
-                    idle += [self.generator.write(stand_in, self._sigma_table(plan)) for _ in range(missing)]
+                    sampled += self.generator.write(own)
+                    idle += self.generator.write([(stand_in, self._sigma_table(plan))] * missing)
         if sampled:
             return assemble(sampled, requests)
-        nothing = idle[0] if idle else self.generator.write(stand_in, self._sigma_table(plan))
-        return replace(assemble([nothing], stand_in).take(torch.arange(0)), groups=())
+        nothing = idle or self.generator.write([(stand_in, self._sigma_table(plan))])
+        return replace(assemble(nothing[:1], stand_in).take(torch.arange(0)), groups=())
 
     def sigmas(self, plan: RolloutPlan, size: Size | None = None) -> Float[Tensor, " t1"]:
         """The sigmas of the plan's steps for pictures of a size (None: the run's); ValueError where the spacing has no answer."""
@@ -299,7 +298,6 @@ class FlowPolicy(PolicyHooks):
                     "prompts for the role 'policy'"
                 )
             refuse_sources([request.prompt], self.family.sources)
-            self.family.size_of(request.prompt)
             if request.model not in known:
                 raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(known))}")
 
@@ -310,6 +308,19 @@ class FlowPolicy(PolicyHooks):
     def _sigma_table(self, plan: RolloutPlan, size: Size | None = None) -> SigmaTable:
         own = size or (self.config.width, self.config.height)
         return SigmaTable(plan, own, self.sigmas(plan, size), self.family.at(own).part_sizes)
+
+
+def by_size(requests: Sequence[Request], family: FlowFamily) -> list[tuple[Size, list[Request]]]:
+    """Every size that prompts ask for, and its requests."""
+    found: dict[Size, list[Request]] = {}
+    for request in requests:
+        found.setdefault(family.size_of(request.prompt), []).append(request)
+    return sorted(found.items(), key=lambda pair: pair[0])
+
+
+def chosen(parts: Sequence[Part], is_chosen: Callable[[Request], bool]) -> list[Part]:
+    """The parts with some of their requests alone, where they have any."""
+    return [(own, table) for asked, table in parts if (own := list(filter(is_chosen, asked)))]
 
 
 def plan_of(requests: Sequence[Request], sampling: object) -> RolloutPlan:

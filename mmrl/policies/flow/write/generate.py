@@ -15,9 +15,8 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import Layout, SeededNoise, lay_out, surrogate_steps
-from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
-from mmrl.policies.flow.net import LateCheck, send_home
+from mmrl.policies.flow.net import send_home
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join, trace_of_noised, trace_of_steps
 from mmrl.policies.shared.teachers import numbers_of
@@ -25,13 +24,16 @@ from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import to_device
 
+Part = tuple[Sequence[Request], SigmaTable]
+"""Requests of one size, and what they are drawn along."""
+
 
 @runtime_checkable
 class Generator(FollowsWeights, Protocol):
     """Draws images."""
 
-    def write(self, requests: Sequence[Request], sigma_table: SigmaTable) -> "Sampled":
-        """All samples of requests, drawn at the plan's size under the weights that are swapped in (`weights.active`).
+    def write(self, parts: Sequence[Part]) -> "list[Sampled]":
+        """All samples of every part, drawn at its plan's size under the weights that are swapped in (`weights.active`).
 
         Raises ValueError for a group size that does not fill the plan's trees, or latents that are no longer finite.
         """
@@ -61,14 +63,18 @@ class LocalGenerator:
     def follow(self, weights: Weights, version: int) -> None:
         """Nothing to do: it samples with the live weights."""
 
+    def write(self, parts: Sequence[Part]) -> "list[Sampled]":
+        return [self.draw(*part) for part in parts]
+
     @in_span("generate")
-    def write(self, requests: Sequence[Request], sigma_table: SigmaTable) -> "Sampled":
+    def draw(self, requests: Sequence[Request], sigma_table: SigmaTable) -> "Sampled":
+        """The samples of one part."""
         host, plan, counts = self.host, sigma_table.plan, tuple(request.count for request in requests)
         seeds, family = tuple(request.seed for request in requests), host.family.at(sigma_table.size)
         numbers = [request.numbers for request in requests]
         layout = lay_out(plan, counts, seeds)
         noise, device = SeededNoise(plan, counts, seeds, family.latent_shape, numbers), host.net.device
-        conditions, late = host.encoder([request.prompt for request in requests], device), LateCheck()
+        conditions, bad = host.encoder([request.prompt for request in requests], device), list[Tensor]()
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
         first, last = float(sigma_table.sigmas[0]), float(sigma_table.sigmas[-1])
 
@@ -79,7 +85,7 @@ class LocalGenerator:
                 base.enter_context(host.weights.swapped_in("ref"))
             asked = NoisyLatents(x, sigma_table.timesteps[step].expand(len(x)), prompts[rows], sigma_table.size)
             v = host.velocities(asked, conditions, plan.guidance)
-            refuse_nan(late, v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
+            bad.append(~v.isfinite().flatten(1).all(1))
             return v
 
         def packed(column: int, rows: Int[Tensor, " m"]) -> Tensor:
@@ -92,7 +98,7 @@ class LocalGenerator:
             )
         # From here on the device has done all its work, and what was sent to the host has arrived.
         trajectory = replace(trajectory, logprobs=trajectory.logprobs.cpu())
-        late.look()
+        refuse_nan(bad, [prompts[layout.owners(step)] for step in range(plan.num_steps)], requests)
         keys = [(request.seed, i) for request in requests for i in request.numbers]
         finished = family.finish(trajectory.samples, last)
         if plan.forward is not None:
@@ -219,28 +225,20 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
     )
 
 
-def by_size(requests: Sequence[Request], family: FlowFamily) -> list[tuple[Size, list[Request]]]:
-    """Every size that prompts ask for, and its requests."""
-    found: dict[Size, list[Request]] = {}
-    for request in requests:
-        found.setdefault(family.size_of(request.prompt), []).append(request)
-    return sorted(found.items(), key=lambda pair: pair[0])
-
-
 def node_ids(layout: Layout, keys: Sequence[tuple[int, int]]) -> Int[Tensor, "n t"]:
     """Names of the steps, made of seed and sample of the first row that took each: no two rollouts share one."""
     names = torch.tensor([((seed % 2**42) << 20) + sample for seed, sample in keys])
     return names[layout.node_ids]
 
 
-def refuse_nan(late: LateCheck, v: Float[Tensor, "m ..."], step: int, num_steps: int, prompts: Sequence[Prompt]) -> None:
-    """Have a ValueError that names the prompt raised for velocities that are not finite, once `late` looks."""
-
-    def explain(bad: list[int]) -> ValueError:
-        return ValueError(
-            f"the velocity of prompt {prompts[bad[0]].id!r} is not finite at step {step + 1} of {num_steps}, "
-            f"as for {len(bad)} of {len(prompts)} latents: look for weights that diverged (lower optimizer.lr), "
-            "or set policy.dtype = 'float32'"
-        )
-
-    late.refuse(~v.isfinite().flatten(1).all(1), explain)
+def refuse_nan(bad: Sequence[Bool[Tensor, " m"]], owners: Sequence[Int[Tensor, " m"]], requests: Sequence[Request]) -> None:
+    """Raise ValueError for velocities of any step that were not finite; the device is asked once, for all of them."""
+    found = torch.cat(list(bad)).cpu().split([len(one) for one in bad])
+    for step, (here, own) in enumerate(zip(found, owners, strict=True)):
+        if bool(here.any()):
+            prompt = requests[int(own[here][0])].prompt
+            raise ValueError(
+                f"the velocity of prompt {prompt.id!r} is not finite at step {step + 1} of {len(bad)}, "
+                f"as for {int(here.sum())} of {len(own)} latents: look for weights that diverged (lower optimizer.lr), "
+                "or set policy.dtype = 'float32'"
+            )

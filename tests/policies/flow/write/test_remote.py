@@ -61,9 +61,9 @@ def test_another_process_draws_the_same_bits(job: Job):
     hold()
     plan = PLANS["flow_grpo"]
     parts = [(requests(4, 3), SigmaTable(plan, (16, 16), policy.sigmas(plan)))]
-    there = generator.write_all(parts)
+    there = generator.write(parts)
     with torch.no_grad():
-        here = [generator.local.write(chunk, parts[0][1]) for chunk in chunks_of(parts[0][0], 4)]
+        here = generator.local.write([(chunk, parts[0][1]) for chunk in chunks_of(parts[0][0], 4)])
     assert [one.keys for one in there] == [one.keys for one in here] and len(there) == 3
     for other, own in zip(there, here, strict=True):
         assert torch.equal(other.trajectory.logprobs, own.trajectory.logprobs)
@@ -71,7 +71,7 @@ def test_another_process_draws_the_same_bits(job: Job):
         assert other.weights_version == policy.weights.num_updates
     generator.version += 1
     with pytest.raises(UnavailableError, match=r"was to use weights of version 7, and the memory .* holds 6 to 6"):
-        generator.write_all(parts)
+        generator.write(parts)
 
 
 def test_chunks_are_whole_requests_whatever_the_number_of_processes():
