@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.flow.path import Sigmas
 from mmrl.runtime.ranges import Count, CountOrNone, Positive, check_ranges
 
 
@@ -49,7 +50,7 @@ class DiffusionTable:
         noise = (1 - signal**2).sqrt()
         return noise / (signal + noise)
 
-    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+    def grid(self, num_steps: int) -> Sigmas:
         """Raises ValueError for more steps than the table has times."""
         if num_steps > self.train_steps:
             raise ValueError(f"{num_steps} denoising steps are more than the {self.train_steps} times of the table: take fewer")
@@ -59,9 +60,7 @@ class DiffusionTable:
             times = (torch.arange(num_steps, 0, -1).double() * self.train_steps / num_steps).round() - 1
         return torch.cat([times.double().clamp(max=self.train_steps - 1), torch.full((1,), -1.0).double()]) / self.train_steps
 
-    def sigmas(
-        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
-    ) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Sigmas, image_tokens: int | None = None, num_steps: int | None = None) -> Sigmas:
         times = (grid * self.train_steps).round().long()
         end = torch.zeros(()) if self.ends_at_data else self.table[0]
         return torch.where(times < 0, end, self.table[times.clamp(min=0)])

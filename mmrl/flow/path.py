@@ -7,6 +7,9 @@ so a step from t to t' < t adds (t' - t) velocity. A model evaluated at (x_t, t)
 from jaxtyping import Float
 from torch import Tensor
 
+Sigmas = Float[Tensor, " t1"]
+"""The times t of a plan, one more than its steps, from noise to data."""
+
 
 def like_batch(t: Float[Tensor, " n"] | float, x: Float[Tensor, "n ..."]) -> Tensor | float:
     """One number per row, shaped so that it multiplies the rows of x; a plain number is returned as it is."""

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmrl.flow.diffusion_table import DiffusionTable, number_of
+from mmrl.flow.path import Sigmas
 from mmrl.runtime.ranges import BelowOne, Count, Number, Positive, PositiveShare, Range, check_ranges
 
 Exponent = Annotated[float, Range(-20, 20, why="e to it is a factor of the noise")]
@@ -24,7 +25,7 @@ def shift_by(factor: float, u: Tensor) -> Tensor:
     return factor * u / (1 + (factor - 1) * u)
 
 
-def stretched(sigmas: Float[Tensor, " t1"], terminal: float | None) -> Float[Tensor, " t1"]:
+def stretched(sigmas: Sigmas, terminal: float | None) -> Sigmas:
     """1 - (1 - sigma) (1 - terminal) / (1 - last): the last sigma before 0 becomes the terminal one; none: as they are.
 
     Raises:
@@ -39,6 +40,16 @@ def stretched(sigmas: Float[Tensor, " t1"], terminal: float | None) -> Float[Ten
         )
     remaining = 1 - sigmas[:-1]
     return torch.cat([1 - remaining * (1 - terminal) / remaining[-1], sigmas[-1:]])
+
+
+def given(image_tokens: int | None, kind: str) -> int:
+    """The number of image tokens; ValueError without it."""
+    if image_tokens is None:
+        raise ValueError(
+            f"{kind} spaces the steps by the number of image tokens, which was not given: pass image_tokens, or set "
+            "schedule.spacing to StaticShift"
+        )
+    return image_tokens
 
 
 @dataclass(frozen=True)
@@ -59,14 +70,12 @@ class StaticShift:
 
     __post_init__ = check_ranges
 
-    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+    def grid(self, num_steps: int) -> Sigmas:
         end = float(shift_by(self.shift, torch.tensor(1 / self.train_steps, dtype=torch.float64)))
         steps = torch.linspace(1, end, num_steps, dtype=torch.float64)
         return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
 
-    def sigmas(
-        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
-    ) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Sigmas, image_tokens: int | None = None, num_steps: int | None = None) -> Sigmas:
         return stretched(shift_by(self.shift, grid), self.terminal).float()
 
 
@@ -89,20 +98,13 @@ class DynamicShift:
 
     __post_init__ = check_ranges
 
-    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+    def grid(self, num_steps: int) -> Sigmas:
         steps = torch.linspace(1, 1 / num_steps, num_steps, dtype=torch.float64)
         return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
 
-    def sigmas(
-        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
-    ) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Sigmas, image_tokens: int | None = None, num_steps: int | None = None) -> Sigmas:
         """Raises ValueError without the number of image tokens."""
-        if image_tokens is None:
-            raise ValueError(
-                "DynamicShift spaces the steps by the number of image tokens, which was not given: "
-                "pass image_tokens, or set schedule.spacing to StaticShift"
-            )
-        sigmas = shift_by(math.exp(self.mu(image_tokens)), grid)
+        sigmas = shift_by(math.exp(self.mu(given(image_tokens, self.kind))), grid)
         return stretched(sigmas, self.terminal).float()
 
     def mu(self, image_tokens: int) -> float:
@@ -125,15 +127,13 @@ class LinearShift:
 
     __post_init__ = check_ranges
 
-    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+    def grid(self, num_steps: int) -> Sigmas:
         if self.listed is None:
             return torch.linspace(1, 0, num_steps + 1).double()
         steps = torch.linspace(1, 1 / num_steps, num_steps, dtype=getattr(torch, self.listed))
         return torch.cat([steps, torch.zeros(1)]).double()
 
-    def sigmas(
-        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
-    ) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Sigmas, image_tokens: int | None = None, num_steps: int | None = None) -> Sigmas:
         return stretched(shift_by(self.shift, grid.float()), self.terminal)
 
 
@@ -158,19 +158,12 @@ class EmpiricalShift:
 
     __post_init__ = check_ranges
 
-    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+    def grid(self, num_steps: int) -> Sigmas:
         return DynamicShift().grid(num_steps)
 
-    def sigmas(
-        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
-    ) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Sigmas, image_tokens: int | None = None, num_steps: int | None = None) -> Sigmas:
         """Raises ValueError without the number of image tokens."""
-        if image_tokens is None:
-            raise ValueError(
-                "EmpiricalShift spaces the steps by the number of image tokens, which was not given: "
-                "pass image_tokens, or set schedule.spacing to StaticShift"
-            )
-        return shift_by(math.exp(self.mu(image_tokens, num_steps or len(grid) - 1)), grid).float()
+        return shift_by(math.exp(self.mu(given(image_tokens, self.kind), num_steps or len(grid) - 1)), grid).float()
 
     def mu(self, image_tokens: int, num_steps: int) -> float:
         most = self.long_slope * image_tokens + self.long_offset
@@ -198,14 +191,12 @@ class FlowSigmas:
 
     __post_init__ = check_ranges
 
-    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+    def grid(self, num_steps: int) -> Sigmas:
         end = self.start - 1 + 1 / self.train_steps
         steps = torch.linspace(self.start, end, num_steps + 1, dtype=torch.float64)[:-1]
         return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
 
-    def sigmas(
-        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
-    ) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Sigmas, image_tokens: int | None = None, num_steps: int | None = None) -> Sigmas:
         return shift_by(self.shift, grid).float()
 
 
@@ -228,12 +219,10 @@ class LogSnr:
         if self.least >= self.most:
             raise ValueError(f"LogSnr.least is {self.least:g}: it must be below most ({self.most:g})")
 
-    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+    def grid(self, num_steps: int) -> Sigmas:
         return torch.linspace(1, 0, num_steps + 1).double()
 
-    def sigmas(
-        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
-    ) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Sigmas, image_tokens: int | None = None, num_steps: int | None = None) -> Sigmas:
         u = grid.float()
         found = torch.sigmoid(-(self.most - u * (self.most - self.least)))
         return torch.where(u == 1, 1.0, torch.where(u == 0, 0.0, found))
@@ -243,12 +232,12 @@ Spacing = StaticShift | DynamicShift | LinearShift | EmpiricalShift | FlowSigmas
 """Parts with grid(num_steps) and sigmas(grid, image_tokens, num_steps); the last are the steps that the grid was made for."""
 
 
-def timesteps(sigmas: Float[Tensor, " t1"]) -> Float[Tensor, " t"]:
+def timesteps(sigmas: Sigmas) -> Float[Tensor, " t"]:
     """1000 sigma of every step, which diffusers' transformers are fed."""
     return sigmas[:-1] * 1000
 
 
-def truncated_timesteps(sigmas: Float[Tensor, " t1"]) -> Int[Tensor, " t"]:
+def truncated_timesteps(sigmas: Sigmas) -> Int[Tensor, " t"]:
     """int(1000 sigma) in float32: what DanceGRPO's relatives feed the network (the step itself uses the exact sigma)."""
     return timesteps(sigmas.float()).to(torch.long)
 

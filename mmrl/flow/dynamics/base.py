@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.flow.path import like_batch
+from mmrl.flow.path import Sigmas, like_batch
+from mmrl.runtime.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,7 @@ class Stochastic(Protocol):
         ...
 
     def transition(
-        self,
-        x: Float[Tensor, "n ..."],
-        v: Float[Tensor, "n ..."],
-        sigmas: Float[Tensor, " t1"],
-        index: Int[Tensor, " n"],
+        self, x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], sigmas: Sigmas, index: Int[Tensor, " n"]
     ) -> Gaussian:
         """The Gaussian of step `index` (one per row) at latent x with velocity v."""
         ...
@@ -106,6 +103,19 @@ class SolverStep:
     before: Before | None
     noise: Callable[[], Tensor]
     """Draws one standard normal latent per row, for solvers that want it."""
+
+
+@dataclass(frozen=True)
+class Leveled:
+    """A step whose noise has a level, 0 = none."""
+
+    level: NonNegative
+
+    __post_init__ = check_ranges
+
+    @property
+    def draws_noise(self) -> bool:
+        return self.level != 0
 
 
 @runtime_checkable

@@ -7,25 +7,16 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.flow.dynamics.base import Gaussian, at_least_float32
+from mmrl.flow.dynamics.base import Gaussian, Leveled, at_least_float32
 from mmrl.flow.path import data_of, like_batch, noise_of
-from mmrl.runtime.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)
-class Renewal:
+class Renewal(Leveled):
     """mean = (1 - sigma') data + sqrt(sigma'^2 - S^2) noise: a step to sigma' that redraws S of its noise."""
 
-    level: NonNegative
-    """CPS: the share of the noise that is redrawn. DDIM: eta, the multiple of DDPM's noise. 0 = none, 1 = all."""
-
-    __post_init__ = check_ranges
     draws_at_end = False
     normalized = True
-
-    @property
-    def draws_noise(self) -> bool:
-        return self.level != 0
 
     @abstractmethod
     def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.flow.dynamics.base import Gaussian, at_least_float32
+from mmrl.flow.dynamics.base import Gaussian, Leveled, at_least_float32
 from mmrl.flow.path import like_batch
-from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
+from mmrl.runtime.ranges import Positive
 
 ALMOST_NOISE = 0.999
 """Tables that start a little below 1 (UniPC's, Sana's) still mean pure noise."""
@@ -43,22 +43,14 @@ class EulerMaruyama:
 
 
 @dataclass(frozen=True)
-class FlowSDE(EulerMaruyama):
+class FlowSDE(Leveled, EulerMaruyama):
     """s = level sqrt(sigma / (1 - sigma)), with the table's second entry for the sigma below where sigma is 1 (arXiv:2505.05470).
 
     Flow-GRPO's. Sigmas above 0.999 count as 1: their own 1 - sigma would make the first deviation a hundred times too large.
     """
 
-    level: NonNegative
-    """The factor in s: 0 = no noise."""
     cap: Positive | None = None
     """The deviation S of a step is at most this, and s with it (LongCat-Video, arXiv:2510.22200: 0.45)."""
-
-    __post_init__ = check_ranges
-
-    @property
-    def draws_noise(self) -> bool:
-        return self.level != 0
 
     def diffusion(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         sigma = sigmas[index]
@@ -68,17 +60,8 @@ class FlowSDE(EulerMaruyama):
 
 
 @dataclass(frozen=True)
-class DanceSDE(EulerMaruyama):
+class DanceSDE(Leveled, EulerMaruyama):
     """s = level (DanceGRPO, arXiv:2505.07818)."""
-
-    level: NonNegative
-    """The diffusion coefficient s itself: 0 = no noise."""
-
-    __post_init__ = check_ranges
-
-    @property
-    def draws_noise(self) -> bool:
-        return self.level != 0
 
     def diffusion(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return torch.full_like(sigmas[index], self.level)

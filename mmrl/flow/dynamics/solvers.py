@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.flow.dynamics.base import Before, SolverStep, at_least_float32
+from mmrl.flow.dynamics.base import Before, Leveled, SolverStep, at_least_float32
 from mmrl.flow.path import data_of
-from mmrl.runtime.ranges import NonNegative, check_ranges
 
 SA_WINDOW = (0.3, 0.9)
 """SA-Solver is stochastic between these sigmas, as in AWM's code."""
@@ -35,17 +34,8 @@ class DPM2:
 
 
 @dataclass(frozen=True)
-class SA:
-    """DPM2 with noise sigma' sqrt(1 - e^(-2 level^2 h)) for sigma in SA_WINDOW: SA-Solver (arXiv:2309.05019); see `multistep`."""
-
-    level: NonNegative
-    """SA-Solver's tau."""
-
-    __post_init__ = check_ranges
-
-    @property
-    def draws_noise(self) -> bool:
-        return self.level != 0
+class SA(Leveled):
+    """DPM2 with noise sigma' sqrt(1 - e^(-2 level^2 h)) for sigma in SA_WINDOW: SA-Solver (arXiv:2309.05019); level: its tau."""
 
     def tau(self, sigma: float) -> float:
         """The level inside SA_WINDOW, 0 outside."""

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
+from mmrl.flow.path import Sigmas
 from mmrl.flow.sigmas import DynamicShift
 from mmrl.policies.flow.families.facts import EULER
 
@@ -28,14 +27,12 @@ class OwnTable(DynamicShift):
         """The table of a scheduler whose shift this is."""
         return cls(**{own.name: getattr(shift, own.name) for own in fields(shift)}, settings=settings, listed=tuple(listed))
 
-    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+    def grid(self, num_steps: int) -> Sigmas:
         """The listed sigmas for as many steps, an even grid for others."""
         found = self.listed if len(self.listed) == num_steps else np.linspace(1.0, 1 / num_steps, num_steps)
         return torch.tensor([*found, 0.0], dtype=torch.float64)
 
-    def sigmas(
-        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
-    ) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Sigmas, image_tokens: int | None = None, num_steps: int | None = None) -> Sigmas:
         """Raises ValueError where DynamicShift does."""
         if image_tokens is None or len(grid) < 3:
             return super().sigmas(grid, image_tokens, num_steps)
