@@ -10,10 +10,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mmrl.policies.flow.adapters import WEIGHTS
-from mmrl.policies.flow.families.known import family_of, own_family
-from mmrl.policies.flow.loading import load_index
+from mmrl.policies.flow.loading import describe
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.flow.single_file import pipeline_of
 
 Form = Literal["diffusers", "peft", "kohya"]
 LOAD = re.compile(r'^pipeline\.load_lora_weights\("(THIS_FOLDER\S*?)".*\)$')
@@ -28,14 +26,13 @@ def check_form(form: Form, policy: object, is_adapter: bool) -> None:
         raise ValueError(f"--form {form} is about adapters, and this export is a whole model: leave --form out")
     if not isinstance(policy, FlowPolicyConfig):
         raise ValueError(f"--form {form} is about image generators; adapters of text models are peft's anyway: leave --form out")
-    own, described = own_family(policy), pipeline_of(policy)
-    index = load_index(described.model, own)
+    _, index, kind = describe(policy)
     if not hasattr(getattr(import_module("diffusers"), index["_class_name"]), "load_lora_weights"):
         raise ValueError(
             f"--form {form} rewrites adapters that a pipeline loads, and {policy.model!r} leaves that to its transformer: leave "
             "--form out"
         )
-    if form == "kohya" and family_of(index, described.model, own).networks != ("unet",):
+    if form == "kohya" and kind.networks != ("unet",):
         raise ValueError(
             f"--form kohya writes the names of Stable Diffusion's UNet, which {policy.model!r} lacks: leave --form out, for "
             "ComfyUI and others read the adapters of newer models in the form diffusers"

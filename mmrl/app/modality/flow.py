@@ -225,19 +225,15 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
 
 def sketch_of_model(policy: FlowPolicyConfig) -> "tuple[type[FlowFamily], FlowFamily | None]":
     """The family of a model by its config files, and what these tell of it; errors as in `load_index` and `sketch_of`."""
-    from mmrl.policies.flow.families.known import family_of, own_family
-    from mmrl.policies.flow.loading import load_index
-    from mmrl.policies.flow.single_file import pipeline_of
+    from mmrl.policies.flow.loading import describe
     from mmrl.policies.flow.write.sketch import sketch_of
     from mmrl.policies.shared.published import refuse_variant, variants_in
 
-    own, described = own_family(policy), pipeline_of(policy)
-    index = load_index(described.model, own)
+    described, index, kind = describe(policy)
     if described is policy:
         folder = Path(policy.model).expanduser()
         variants = {name: variants_in(folder / name) for name, part in index.items() if isinstance(part, list)}
         refuse_variant(variants, policy.variant, f"policy.model {policy.model!r}")
-    kind = family_of(index, described.model, own)
     return kind, sketch_of(kind, index, described)
 
 

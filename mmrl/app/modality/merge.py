@@ -238,18 +238,16 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
     variant, its network has no .safetensors files, or the adapter is no plain product of matrices.
     """
     from mmrl.policies.flow.dry_run import part_of
-    from mmrl.policies.flow.families.known import family_of, own_family
     from mmrl.policies.flow.in_4_bits import parts_in_4_bits
-    from mmrl.policies.flow.loading import load_index, pipeline_folder
+    from mmrl.policies.flow.loading import describe, pipeline_folder
     from mmrl.policies.flow.single_file import is_single
     from mmrl.policies.shared.quantized.load import linear_names
 
     if is_single(policy) or policy.variant is not None:
         merge_pipeline_in_memory(folder, policy)
         return
-    own = own_family(policy)
-    index = load_index(policy.model, own)
-    names = [name for name in family_of(index, policy.model, own).networks if index.get(name, [None, None]) != [None, None]]
+    _, index, kind = describe(policy)
+    names = kind.present(index)
     name = names[0]
     source = pipeline_folder(policy.model, index)
     dtype: torch.dtype = getattr(torch, policy.dtype)

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.flow.families.base import SOURCE, Condition, FlowFamily, Index
-from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.in_4_bits import parts_in_4_bits, reader_bytes
-from mmrl.policies.flow.loading import DECODERS, add_trainable, load_index
+from mmrl.policies.flow.loading import DECODERS, add_trainable, describe, load_index, save_memory
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -48,21 +47,18 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
 
     Raises what `load` raises, and FileNotFoundError for a part without a config.
     """
-    own, config = own or own_family(config), pipeline_of(config)
-    index = load_index(config.model, own)
-    kind = family_of(index, config.model, own)
+    config, index, kind = describe(config, own)
     sketch_of(kind, index, config)
     vae = part_of(config.model, index, "vae")
-    present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
-    networks = {name: part_of(config.model, index, name) for name in present}
+    networks = {name: part_of(config.model, index, name) for name in kind.present(index)}
     half = config.dtype == "bfloat16" and config.lora is not None
-    small = parts_in_4_bits(config, index, present)
+    small = parts_in_4_bits(config, index, networks)
     for network in networks.values():
         # The class's own `to` warns, needlessly here.
         nn.Module.to(network, torch.bfloat16 if half else torch.float32)
     further = {name: part_of(config.model, index, name) for name in kind.told_by}
     for decoder in (vae, *(part for name, part in further.items() if name in DECODERS)):
-        nn.Module.to(decoder, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
+        nn.Module.to(decoder, getattr(torch, config.vae_dtype))
     for name, network in networks.items():
         if name in small:
             put_layers(network, linear_names(network), config.quantized.double)
@@ -82,24 +78,15 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     )
     with torch.device("meta"):
         add_trainable(pipeline, kind, None if config.lora is None else replace(config.lora, adapter=None))
-    if config.gradient_checkpointing:
-        for network in networks.values():
-            network.enable_gradient_checkpointing()
-    if config.vae_slicing:
-        vae.enable_slicing()
-    if config.vae_tiling:
-        vae.enable_tiling()
+    save_memory(pipeline, kind, config)
     fake_weights(vae, *further.values(), *networks.values())
     return make_family(kind, pipeline, config)
 
 
 def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
     """Numbers of the networks that train, and pixels of a token along one side, from configs alone; raises as `load_meta`."""
-    own, config = own_family(config), pipeline_of(config)
-    index = load_index(config.model, own)
-    kind = family_of(index, config.model, own)
-    present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
-    networks = [part_of(config.model, index, name) for name in present]
+    config, index, kind = describe(config)
+    networks = [part_of(config.model, index, name) for name in kind.present(index)]
     weights = sum(weight.numel() for network in networks for weight in network.parameters())
     patch = getattr(networks[0].config, "patch_size", 2)
     least = max(patch) if isinstance(patch, tuple | list) else patch
@@ -304,14 +291,10 @@ class FlowDryRun(DryRun):
             if phase in self.log.largest:
                 yield phase, partial(forward, self, largest)
         sizes = {size for _, size in asked.largest} or {(config.width, config.height)}
-        latents = max(map(self._decode_batch, sizes), key=torch.numel)
+        most = 1 if config.vae_slicing else config.rows_per_decode
+        shapes = [(family.rows_at(most, size), *family.at(size).latent_shape) for size in sizes]
+        latents = torch.zeros(max(shapes, key=math.prod), dtype=getattr(torch, config.vae_dtype))
         yield "decode", lambda: (family.decode(latents), family.sound_of(latents))
-
-    def _decode_batch(self, size: Size) -> Tensor:
-        config = self.policy.config
-        dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
-        rows = 1 if config.vae_slicing else self.family.rows_at(config.rows_per_decode, size)
-        return torch.zeros(rows, *self.family.at(size).latent_shape, dtype=dtype)
 
     def host_bytes(self) -> Mapping[str, int]:
         """States and means of every step while samples are drawn, with what the trace keeps of them, and the samples' pixels."""
@@ -322,7 +305,7 @@ def forward(dry_run: FlowDryRun, largest: LargestForward) -> None:
     """One forward in full size, and where gradients are on the backward pass that follows it."""
     net, config, rows = dry_run.policy.net, dry_run.policy.config, largest.rows
     family, guidance = dry_run.family.at(largest.size), largest.guidance
-    condition = family.blank_condition(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
+    condition = family.blank_condition(getattr(torch, config.dtype))
     x = family.pack(torch.zeros(rows, *family.latent_shape))
     if largest.pictures:
         condition = {**condition, **family.blank_sources(largest.pictures)}

@@ -44,10 +44,7 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
         ValueError: a pipeline that is not known here, broken or not whole, or a picture size it cannot draw.
     """
     check_attention_backend(config.attention_backend)
-    own = own or own_family(config)
-    described = pipeline_of(config)
-    index = load_index(described.model, own)
-    kind = family_of(index, described.model, own)
+    described, index, kind = describe(config, own)
     sketch_of(kind, index, described)
     pipeline = load_pipeline(config, index, kind.networks)
     if is_single(config):
@@ -59,22 +56,33 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
     add_teachers(pipeline, kind, config.teachers)
     for network in networks_of(pipeline, kind).values():
         switch_casts(casting_layers(network.modules()), on=config.dtype == "float32")
-        if config.gradient_checkpointing:
-            network.enable_gradient_checkpointing()
         if config.attention_backend is not None:
             set_attention_backend(network, config.attention_backend)
+    save_memory(pipeline, kind, config)
+    return make_family(kind, pipeline, config)
+
+
+def describe(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> tuple[FlowPolicyConfig, Index, type[FlowFamily]]:
+    """The settings with the pipeline that configs are read from as model, its index, and its family: `own`, or as `load`."""
+    own, config = own or own_family(config), pipeline_of(config)
+    index = load_index(config.model, own)
+    return config, index, family_of(index, config.model, own)
+
+
+def save_memory(pipeline: Pipeline, kind: type[FlowFamily], config: FlowPolicyConfig) -> None:
+    """Let networks compute activations twice, and the autoencoder decode in pieces, where the run asks for it."""
+    for network in networks_of(pipeline, kind).values() if config.gradient_checkpointing else ():
+        network.enable_gradient_checkpointing()
     if config.vae_slicing:
         pipeline.vae.enable_slicing()
     if config.vae_tiling:
         pipeline.vae.enable_tiling()
-    return make_family(kind, pipeline, config)
 
 
 def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str] = ("transformer",)) -> Pipeline:
     """The pipeline of diffusers, its networks loaded one by one: from_pretrained of a pipeline fills gaps with random weights."""
     absent = absent_parts(index)
-    half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    vae = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
+    half, vae = getattr(torch, config.dtype), getattr(torch, config.vae_dtype)
     dtypes = {**dict.fromkeys(DECODERS, vae), **dict.fromkeys(trained, torch.float32 if config.lora is None else half)}
     kind = getattr(import_module("diffusers"), index["_class_name"])
     place = f"policy.model {config.model!r}"

@@ -68,6 +68,11 @@ class FlowFamily(FamilyFacts):
         refuse_settings(self)
 
     @classmethod
+    def present(cls, index: Index) -> list[str]:
+        """The networks that train and that a pipeline with this model_index.json has."""
+        return [name for name in cls.networks if index.get(name, [None, None]) != [None, None]]
+
+    @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
         """Raise ValueError for settings that no model with this model_index.json can take; nothing is loaded yet."""
         refuse_other_output(settings, cls)

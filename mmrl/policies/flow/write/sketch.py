@@ -29,11 +29,9 @@ def sketch_of(kind: type[FlowFamily], index: Index, config: FlowPolicyConfig) ->
         ValueError: settings, such as a picture size, that the model cannot take, or a config of a part that is damaged.
     """
     kind.refuse(index, config)
-    present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
     try:
-        configs = {
-            name: config_with_defaults(config.model, index, name) for name in ("vae", "scheduler", *kind.told_by, *present)
-        }
+        names = ("vae", "scheduler", *kind.told_by, *kind.present(index))
+        configs = {name: config_with_defaults(config.model, index, name) for name in names}
     except (OSError, ImportError):
         # A part without its config, or of a class that is not there: loading says which.
         return None

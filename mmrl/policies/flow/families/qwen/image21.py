@@ -100,9 +100,8 @@ class QwenImage21(QwenParts):
 
     def blank_sources(self, count: int) -> Condition:
         """With their places before the words."""
-        half = torch.bfloat16 if self.settings.dtype == "bfloat16" else torch.float32
         tokens = torch.zeros(count * self.source_tokens, self.config.in_channels)
-        return {**self._blank(len(tokens) // 4, half), SOURCE: tokens}
+        return {**self._blank(len(tokens) // 4, getattr(torch, self.settings.dtype)), SOURCE: tokens}
 
     def _blank(self, places: int, dtype: torch.dtype) -> Condition:
         embeds = torch.zeros(places + max(1, self.prompt_tokens), self.config.context_in_dim, dtype=dtype)
