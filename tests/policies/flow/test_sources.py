@@ -17,7 +17,8 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.policies.flow import net
-from mmrl.policies.flow.families.flux import flux2, kontext
+from mmrl.policies.flow.families import sources
+from mmrl.policies.flow.families.flux import flux2
 from mmrl.policies.flow.families.flux.flux1 import Flux
 from mmrl.policies.flow.families.flux.flux2 import places
 from mmrl.policies.flow.families.flux.kontext import Kontext
@@ -247,7 +248,7 @@ BREAKS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "Kontext: latents neither shifted nor scaled": (
         "kontext",
         lambda patch: patch.setattr(
-            kontext, "latents_of", lambda vae, pixels: latents_of(vae, pixels) / vae.config.scaling_factor
+            sources, "latents_of", lambda vae, pixels: latents_of(vae, pixels) / vae.config.scaling_factor
         ),
     ),
     "Kontext: steps spaced by all tokens": ("kontext", lambda patch: patch.setattr(Kontext, "image_tokens", 512)),

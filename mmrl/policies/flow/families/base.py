@@ -162,24 +162,9 @@ class FlowFamily(FamilyFacts):
         return self.settings.seconds or 0.0
 
     @property
-    def rate(self) -> int | None:
-        """Samples per second of sounds."""
-        return None
-
-    @property
     def default_guidance(self) -> float:
         """The default guidance; 1 for models that were made to be drawn without."""
         return 1.0 if self.is_distilled else self.usual_guidance
-
-    @property
-    def embeds_guidance(self) -> bool:
-        """Does the transformer take the guidance as an input, so that one forward is enough?"""
-        return False
-
-    @property
-    def boundary(self) -> float | None:
-        """The time below which the second network draws, 1000 = noise; None: one network for all times."""
-        return None
 
     def guide(self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Times) -> Float[Tensor, "n ..."]:
         """The guided velocity of every row, by policy.guidance_rule, with policy.guidance_low below the boundary."""
@@ -200,11 +185,6 @@ class FlowFamily(FamilyFacts):
         if self.lists_steps and isinstance(found, StaticShift):
             return LinearShift(found.shift, "float64", found.terminal)
         return found
-
-    @property
-    def is_distilled(self) -> bool:
-        """Was it distilled, as far as is known, to draw in a few steps?"""
-        return False
 
     def check_plan(self, plan: RolloutPlan) -> None:
         """Raise ValueError for a plan along which this model cannot draw, or leaves noise in what it draws."""

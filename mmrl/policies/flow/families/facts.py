@@ -75,3 +75,23 @@ class FamilyFacts:
     def part_sizes(self) -> tuple[int, ...]:
         """Elements of each of several latents that are one vector, end to end: a log-probability is the mean of theirs."""
         return ()
+
+    @property
+    def rate(self) -> int | None:
+        """Samples per second of sounds."""
+        return None
+
+    @property
+    def embeds_guidance(self) -> bool:
+        """Does the transformer take the guidance as an input, so that one forward is enough?"""
+        return False
+
+    @property
+    def boundary(self) -> float | None:
+        """The time below which the second network draws, 1000 = noise; None: one network for all times."""
+        return None
+
+    @property
+    def is_distilled(self) -> bool:
+        """Was it distilled, as far as is known, to draw in a few steps?"""
+        return False
