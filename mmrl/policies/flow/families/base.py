@@ -272,7 +272,7 @@ class FlowFamily(FamilyFacts):
 
     @property
     def shift(self) -> float:
-        """What is taken off the autoencoder's latents before they are scaled."""
+        """The number that is taken off the autoencoder's latents before they are scaled."""
         return self.pipeline.vae.config.get("shift_factor") or 0.0
 
     def normalize(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n ..."]:
