@@ -235,13 +235,10 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Score held-out prompts with the weights as they are; a run without any answers prompts that it has seen."""
-        what = f"evaluation after step {self.index}"
-        if self.evaluator is None:
-            with self._interruptible(what):
-                self.collector.rest(self.index)
-                return self.records.seen(self.index)
-        with self._interruptible(what):
+        with self._interruptible(f"evaluation after step {self.index}"):
             self.collector.rest(self.index)
+            if self.evaluator is None:
+                return self.records.seen(self.index)
             metrics, examples = self.evaluator.run(self.index)
         self.health.after_evaluation(self.index, examples.groups, examples.scores)
         self._latest = {**self._latest, **metrics}

@@ -1,7 +1,6 @@
 """How far ahead of its training a method may be sampled, and which weights then write which step."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import PlannerHooks, TermHooks, defines, with_hooks
@@ -35,14 +34,6 @@ class Lag:
         return sorted({version for i in range(self.ahead) if (version := self.writes(step + i)) <= step})
 
 
-@runtime_checkable
-class SamplesWith(Protocol):
-    """A planner whose samples are drawn with weights of this name."""
-
-    @property
-    def model(self) -> str: ...
-
-
 def max_ahead(algorithm: Algorithm) -> int:
     """The most steps that sampling may be ahead of training.
 
@@ -66,8 +57,9 @@ def reason_for_none(algorithm: Algorithm) -> str:
         return f"{kind} plans by what the step before trained on"
     if planner.inspects or planner.views:
         return f"{kind} looks at samples with the network that trains meanwhile"
-    if isinstance(algorithm.planner, SamplesWith) and algorithm.planner.model != "policy":
-        return f"{kind} samples with the weights {algorithm.planner.model!r}, which the network has that trains meanwhile"
+    weights: str = getattr(algorithm.planner, "model", "policy")
+    if weights != "policy":
+        return f"{kind} samples with the weights {weights!r}, which the network has that trains meanwhile"
     return ""
 
 
