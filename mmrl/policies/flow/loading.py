@@ -183,8 +183,11 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
         ) from None
     family = family_of(index, model, own)
     for name, part in index.items():
-        if isinstance(part, list) and len(part) == 2 and is_own_part(part[0]):
-            index[name] = [OWN_PARTS + part[0], part[1]]
+        match part:
+            case [str(library), kind] if library.isidentifier() and find_spec(OWN_PARTS + library) is not None:
+                index[name] = [OWN_PARTS + library, kind]
+            case _:
+                pass
     index |= {name: [None, None] for name in family.left_out if name in index}
     # Lists of numbers, such as the layers that Krea 2 reads, are no parts.
     index |= {name: tuple(part) for name, part in index.items() if isinstance(part, list) and part and is_number(part)}
@@ -194,11 +197,6 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
         scheduler = getattr(import_module(library), name).load_config(model, subfolder="scheduler")
     family.refuse_scheduler(name, scheduler)
     return index
-
-
-def is_own_part(library: object) -> bool:
-    """Is this the name of a folder in diffusers with parts of one pipeline?"""
-    return isinstance(library, str) and library.isidentifier() and find_spec(OWN_PARTS + library) is not None
 
 
 def refuse_odd_parts(index: Index, family: type[FlowFamily], place: str) -> None:

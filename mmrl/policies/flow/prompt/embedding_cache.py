@@ -5,11 +5,9 @@ import importlib.metadata
 import logging
 import math
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -126,7 +124,10 @@ def open_cache(config: FlowPolicyConfig, family: FlowFamily) -> EmbeddingCache |
             if family.sources[1]
             else []
         ),
-        *(f"{name} {type(part).__name__} {first_dtype(part.parameters())}" for name, part in sorted(encoders.items())),
+        *(
+            f"{name} {type(part).__name__} {next((weight.dtype for weight in part.parameters()), None)}"
+            for name, part in sorted(encoders.items())
+        ),
         *(f"{name} in 4 bits {base}" for name, part in sorted(encoders.items()) if (base := base_of(part)) is not None),
         *(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "diffusers", "transformers")),
         *(fact for part in read for fact in files_of(part)),
@@ -139,7 +140,3 @@ def files_of(folder: Path) -> list[str]:
     """The files of a part of a model: name, size, time and ends of each."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [f"{folder.name}/{file.relative_to(folder)} {fingerprint(file)}" for file in files]
-
-
-def first_dtype(weights: Iterable[Tensor]) -> torch.dtype | None:
-    return next((weight.dtype for weight in weights), None)

@@ -6,7 +6,7 @@ Those of transformers are loaded by transformers, networks of diffusers from the
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -226,16 +226,10 @@ def cast_rest(model: nn.Module, dtype: torch.dtype) -> None:
             weight.data = weight.data.to(dtype)
 
 
-@runtime_checkable
-class HasHead(Protocol):
-    """A model of transformers."""
-
-    def get_output_embeddings(self) -> object: ...
-
-
 def linear_names(model: nn.Module) -> list[str]:
     """The linear layers of a network, but for its head and for those that its class keeps in float32."""
-    head = model.get_output_embeddings() if isinstance(model, HasHead) else None
+    find: Callable[[], object] | None = getattr(model, "get_output_embeddings", None)
+    head = None if find is None else find()
     kept = getattr(model, "_keep_in_fp32_modules", None) or () if hasattr(model, "load_config") else ()
     linear = (name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head)
     return [name for name in linear if not set(kept) & set(name.split("."))]
