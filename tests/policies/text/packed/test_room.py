@@ -24,7 +24,7 @@ LORA = LoraSettings(rank=4)
 LONG = Sampling(max_new_tokens=24, stop=("a", "e", "t"))
 PAIRS: dict[str, dict[str, Any]] = {
     "stop texts, so that rows leave": {"sampling": LONG},
-    "greedy": {"sampling": Sampling(temperature=0, max_new_tokens=12)},
+    "greedy": {"sampling": Sampling(temperature=0.0, max_new_tokens=12)},
     "top_p": {"sampling": Sampling(top_p=0.7, max_new_tokens=12)},
     "one token": {"sampling": Sampling(max_new_tokens=1)},
     "LoRA": {"sampling": LONG, "lora": LORA},

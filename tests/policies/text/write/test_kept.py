@@ -35,7 +35,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "repeated prompts": {"prefix": "repeated"},
     "eager attention": {"attn_implementation": "eager", "prefix": "repeated"},
     "chunks": {"rollout_rows": 3},
-    "greedy rows, which are alike": {"sampling": Sampling(temperature=0, max_new_tokens=8)},
+    "greedy rows, which are alike": {"sampling": Sampling(temperature=0.0, max_new_tokens=8)},
     "turns of one token": {"sampling": Sampling(max_new_tokens=1)},
     "stop texts": {"sampling": Sampling(max_new_tokens=12, stop=("a", "e"))},
     "no cache of pictures": {"vision_cache_mib": 0},
