@@ -45,7 +45,7 @@ class Screens:
             return None
         if number % 4 == 0:
             return Observation("Nothing.", facts={"error": 1.0})
-        return Observation(f"See {len(turns)}:", (str(self.file), self.drawn), reward=number % 2, done=number % 11 == 0)
+        return Observation(f"See {len(turns)}:", (str(self.file), self.drawn), reward=float(number % 2), done=number % 11 == 0)
 
 
 @pytest.fixture
