@@ -53,8 +53,7 @@ def serve_command(
 ) -> ServeCommand:
     """The command that serves this policy's model, as a run with these settings needs it.
 
-    Raises:
-        ValueError: there is no environment of vLLM, or its version is not one that mmrl was tested with.
+    Raises ValueError where there is no environment of vLLM, or its version is not one that mmrl was tested with.
     """
     venv = find_venv(Path(engine.environment).expanduser() if engine.environment else None)
     on_cpu = "cpu" in venv.version
@@ -78,8 +77,7 @@ def serve_command(
 def judge_command(model: str, port: int, cards: int, options: Sequence[str], environment: str = "") -> ServeCommand:
     """The command that serves a model as it is, to rewards on this machine, on the cards that it is shown.
 
-    Raises:
-        ValueError: there is no environment of vLLM, or its version is not one that mmrl was tested with.
+    Raises ValueError where there is no environment of vLLM, or its version is not one that mmrl was tested with.
     """
     venv = find_venv(Path(environment).expanduser() if environment else None)
     on_cpu = "cpu" in venv.version

@@ -58,8 +58,7 @@ class VllmGenerator(Generator):
 
     Nothing is started or asked before `follow` is called first.
 
-    Raises:
-        ValueError: adapters are to be sent, and none train.
+    Raises ValueError where adapters are to be sent, and none train.
     """
 
     exact = False

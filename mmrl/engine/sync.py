@@ -342,8 +342,7 @@ class BroadcastSync(Sync):
     def join(self, client: EngineClient) -> Joined:
         """The group with a server's workers: the one that they are in still, or a new one.
 
-        Raises:
-            EngineDownError: they cannot reach this machine, or do not come.
+        Raises EngineDownError where they cannot reach this machine, or do not come.
         """
         joined = self.joined.get(client.url)
         if joined is not None and not client.ask_workers("not_in_group", joined.name):

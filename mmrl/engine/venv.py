@@ -58,8 +58,7 @@ def engine_folder() -> Path:
 def find_venv(folder: Path | None = None) -> Venv:
     """The environment in a folder (default: where `mmrl engine install` makes it), mmrl's or one that its user made.
 
-    Raises:
-        ValueError: there is none, it is half made, or its vLLM is none of the versions that were tried.
+    Raises ValueError where there is none, it is half made, or its vLLM is none of the versions that were tried.
     """
     folder = folder or engine_folder()
     found = read_venv(folder)
@@ -113,8 +112,7 @@ def note_whole(venv: Venv) -> None:
 def remove_venv(folder: Path) -> int:
     """Remove an environment that mmrl made, whole or not; the bytes that it had.
 
-    Raises:
-        ValueError: there is none, or mmrl did not make it.
+    Raises ValueError where there is none, or mmrl did not make it.
     """
     if not (folder / MARKER).exists():
         reason = "was not made by `mmrl engine install`" if folder.exists() else "does not exist"
@@ -209,8 +207,7 @@ def disk_free(folder: Path) -> int:
 def make_venv(folder: Path, recipe: Installation, say: Callable[[str], None]) -> Venv:
     """Make an environment; what an earlier, broken one left is removed first. `say` hears each stage.
 
-    Raises:
-        ValueError: the folder is not suitable, another install is running there, or pip does not find a package.
+    Raises ValueError where the folder is not suitable, another install is running there, or pip does not find a package.
     """
     check_place(folder, recipe)
     with only_one(folder):

@@ -93,8 +93,7 @@ def change_of(clip: NDArray[np.uint8]) -> float:
 def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:
     """At most `count` frames, evenly spread from the first to the last, as pictures in RGB.
 
-    Raises:
-        ValueError: the sample has no video, or not pictures or an array of bytes (frames, height, width, 3).
+    Raises ValueError where the sample has no video, or not pictures or an array of bytes (frames, height, width, 3).
     """
     video = sample.video
     if video is None or not hasattr(video, "__len__") or len(video) == 0:

@@ -78,8 +78,7 @@ class RemoteReward:
     def connect(self, wait_s: float = 10.0) -> "RemoteReward":
         """Ask the server what it offers and return the reward so described.
 
-        Raises:
-            ValueError: the server does not answer within `wait_s`, speaks another protocol or does not serve this reward.
+        Raises ValueError where the server does not answer within `wait_s`, speaks another protocol or does not serve this reward.
         """
         try:
             answer = self._request("GET", "/v1/rewards", time.monotonic() + wait_s)

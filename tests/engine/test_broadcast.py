@@ -20,8 +20,8 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.runtime.blame import EngineUnavailableError
-from tests.engine.servers import policies_on, server_of
-from tests.engine.test_servers import BOUND, gap, move, sample_around_a_broken_reset
+from tests.engine.servers import gap, policies_on, server_of
+from tests.engine.test_servers import BOUND, move, sample_around_a_broken_reset
 from tests.support.fake_engines import BROADCAST, FakeEngine, engines
 from tests.support.text_policies import mixed
 

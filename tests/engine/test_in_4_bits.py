@@ -16,7 +16,8 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.served import server_model
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
-from tests.engine.test_servers import BOUND, gap, move
+from tests.engine.servers import gap
+from tests.engine.test_servers import BOUND, move
 from tests.policies.text.test_quantized import in_4_bits, with_adapter
 from tests.support.fake_engines import engines, make_environment
 from tests.support.stored_codes import change_weights

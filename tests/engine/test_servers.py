@@ -29,7 +29,7 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.runtime.blame import EngineUnavailableError
-from tests.engine.servers import policies_on, server_of
+from tests.engine.servers import gap, policies_on, server_of
 from tests.support.fake_engines import FILES, FakeEngine, engines, make_environment
 from tests.support.text_policies import ids_of, logprobs, mixed, prompts, text_trace
 from tests.support.videos import write_video
@@ -70,12 +70,6 @@ def local() -> Iterator[str]:
     folder = tempfile.mkdtemp(dir="/dev/shm")
     yield folder
     shutil.rmtree(folder)
-
-
-def gap(policy: TextPolicy, rollouts: Rollouts) -> float:
-    """The largest |log ratio| between the record and the policy's own reading."""
-    difference = rollouts.recorded[ROLLOUT_LOGPROBS] - logprobs(policy, rollouts).detach()
-    return float(difference.abs()[rollouts.action_mask].max())
 
 
 def tokens(rollouts: Rollouts) -> list[tuple[int, ...]]:

@@ -19,8 +19,8 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import Inset
 from mmrl.policies.text.write.generate import Completions
-from tests.engine.servers import policies_on
-from tests.engine.test_servers import BOUND, gap, tokens
+from tests.engine.servers import gap, policies_on
+from tests.engine.test_servers import BOUND, tokens
 from tests.support.fake_engines import FakeEngine, engines
 from tests.support.text_policies import picture, prompts, text_trace
 from tests.support.worlds import Answer, Inline, looking

@@ -137,8 +137,7 @@ class EngineClient:
     def reset_caches(self) -> None:
         """Let the server forget what it computed with earlier weights.
 
-        Raises:
-            EngineDownError: besides, when requests are still running, which hold what should be forgotten.
+        Raises EngineDownError also when requests are still running, which hold what should be forgotten.
         """
         for name in CACHES:
             answer = self.post(f"/reset_{name}_cache")

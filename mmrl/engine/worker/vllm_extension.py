@@ -42,8 +42,7 @@ def weight_files(path: str) -> list[Path]:
 def shapes_of(files: list[Path]) -> Shapes:
     """Names and shapes as the files' headers say them; no tensor is read.
 
-    Raises:
-        ValueError: a file is cut off, or no safetensors file.
+    Raises ValueError where a file is cut off, or no safetensors file.
     """
     found: Shapes = {}
     for file in files:
@@ -107,8 +106,7 @@ def compare(wanted: Shapes, given: Shapes, tied: bool) -> str:
 def check_weights(model: torch.nn.Module, model_config: ModelConfig, given: Shapes, place: str) -> None:
     """Compare weights that are to come with those that the engine was started with; published checkpoints may have older names.
 
-    Raises:
-        ValueError: they are not a complete set of the model's weights.
+    Raises ValueError where they are not a complete set of the model's weights.
     """
     mapper: Mapper | None = getattr(model, "hf_to_vllm_mapper", None)
 

@@ -35,8 +35,7 @@ def place_of(folder: str, local: str) -> Path:
 def copy_near(folder: str, local: str) -> Path:
     """Copy a folder of weights into `local`, in place of the copy of others, unless another worker of this machine did.
 
-    Raises:
-        ValueError: there is no room, the folder cannot be seen here, or the copy is not what was written.
+    Raises ValueError where there is no room, the folder cannot be seen here, or the copy is not what was written.
     """
     target, part = place_of(folder, local), Path(local) / f"{OWN}part"
     try:

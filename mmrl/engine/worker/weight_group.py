@@ -120,8 +120,7 @@ def bundles(facts: Sequence[TensorFacts], most: int) -> list[list[tuple[TensorFa
 class WeightGroup:
     """A process group that torch's own list of groups does not know, so the default one stays as it is.
 
-    Raises:
-        RuntimeError: not all of its processes came in time.
+    Raises RuntimeError where not all of its processes came in time.
     """
 
     def __init__(self, store: Torch, place: MeetingPlace, kind: str, seat: Seat) -> None:
@@ -276,8 +275,7 @@ class Receiver:
     def tensors(self, name: str, facts: Sequence[TensorFacts]) -> Iterator[tuple[str, Tensor]]:
         """The weights as they come. When one cannot be taken the group is left, so that the trainer does not wait.
 
-        Raises:
-            ValueError: it is no member of this group.
+        Raises ValueError where it is no member of this group.
         """
         if self.group is None or not self.is_in(name):
             raise ValueError(f"worker {self.rank} is not in the trainer's group {name}: it has to join first")

@@ -191,8 +191,7 @@ class Reply:
 def ask_for_scores(endpoint: Endpoint, questions: Sequence[Question], read: Callable[[Reply], Scored]) -> list[Scored]:
     """Ask all questions and read a score from every answer, in order. One that fails scores NaN, which counts as failed.
 
-    Raises:
-        JudgeError: all questions failed, or none can succeed.
+    Raises JudgeError where all questions failed, or none can succeed.
     """
     return ask_in_lots(endpoint, [[question] for question in questions], lambda replies: read(replies[0]))
 

@@ -230,8 +230,7 @@ def pixel_features(encoder: Encoder, pixels: Float[Tensor, "n 3 y x"], batch_siz
 
     They differ from those of PIL's pictures by rounding and by the way that sizes are changed.
 
-    Raises:
-        ValueError: the encoder is open_clip's with its own preprocessing, which takes PIL pictures only.
+    Raises ValueError where the encoder is open_clip's with its own preprocessing, which takes PIL pictures only.
     """
     ready = partial(prepare, encoder.processor) if isinstance(encoder, HubEncoder) else encoder.of_pixels
     if ready is None:
