@@ -25,7 +25,7 @@ from mmrl.serving.reward_server import RequestCounts, RequestScorer, Served, Ser
 from tests.attacks._reward_server import REWARDS, expect_status, head, pour, read_all
 from tests.attacks.server import BODIES, CHUNKS, HALF, RAW, TOKEN, UNWANTED
 from tests.attacks.server_specs import ONE, SPECS
-from tests.serving.test_reward_server import Pointwise, group_of, length, serving
+from tests.serving.test_reward_server import Counting, Pointwise, group_of, length, serving
 
 
 def place(url: str) -> tuple[str, int]:
@@ -125,17 +125,12 @@ def test_a_fault_of_the_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_request_id_means_the_same_body():
-    calls: list[int] = []
-
-    def counts(group: Group) -> list[float]:
-        calls.append(1)
-        return length(group)
-
+    counts = Counting()
     with serving(counts=counts) as url:
         for text in ("a", "bbb", "a"):
             found = httpx.post(f"{url}/v1/score/counts", content=wire.pack_group(group_of(text)), headers={"x-request-id": "7"})
             assert wire.unpack_reply(found.content).values == (float(len(text)),)
-    assert len(calls) == 2
+    assert counts.calls == 2
 
 
 def test_metrics_are_labelled_with_what_is_served():
@@ -245,19 +240,14 @@ def test_a_signal_ends_the_program_and_its_files(tmp_path: Path):
 
 
 def test_a_request_above_the_servers_limit_is_not_sent():
-    calls: list[int] = []
-
-    def counts(group: Group) -> list[float]:
-        calls.append(1)
-        return length(group)
-
+    counts = Counting()
     with serving(ServerLimits(max_body_mb=0.01), counts=counts, pointwise=Pointwise()) as url:
         with pytest.raises(RewardUnavailableError, match=r"takes \d+ bytes, and the server at most 10485"):
             RemoteReward(f"{url}/counts").connect().score(group_of("a" * 20_000))
         long = ["a" * 3000 * i for i in range(1, 4)]
         assert RemoteReward(f"{url}/pointwise").connect().score(group_of(*long)) == [3000.0, 6000.0, 9000.0]
         assert 'code="413"' not in httpx.get(f"{url}/metrics").text
-    assert calls == []
+    assert counts.calls == 0
 
 
 @pytest.mark.parametrize("kind", SPECS)

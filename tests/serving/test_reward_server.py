@@ -54,6 +54,17 @@ class Pointwise:
         return length(group)
 
 
+@dataclass
+class Counting:
+    """score = length, and how often it was asked."""
+
+    calls: int = 0
+
+    def __call__(self, group: Group) -> list[float]:
+        self.calls += 1
+        return length(group)
+
+
 def odd(group: Group) -> Sequence[float | Scored | None]:
     return [None, math.nan, Scored(0.5, {"half": 0.5})]
 
@@ -210,16 +221,11 @@ def test_a_full_server_says_when_to_come_back_and_the_client_does():
 
 
 def test_a_repeated_request_is_scored_once():
-    calls: list[int] = []
-
-    def counts(group: Group) -> list[float]:
-        calls.append(1)
-        return length(group)
-
+    counts = Counting()
     with serving(counts=counts) as url:
         body = wire.pack_group(group_of("abc"))
         replies = {httpx.post(f"{url}/v1/score/counts", content=body, headers={"x-request-id": "7"}).content for _ in range(3)}
-    assert len(calls) == 1 and len(replies) == 1
+    assert counts.calls == 1 and len(replies) == 1
 
 
 def test_metrics_count_requests_samples_and_failures():
