@@ -58,8 +58,8 @@ class KeyFrameBoxes(InTemplate):
     def _score(self, text: str, frames: Sequence[_Frame], space: Space) -> Scored:
         if self.template is not None and not keeps_format(text, self.template):
             return _score_of(format=0.0)
-        named = _frame_of(text)
-        if named is None:
+        named = answer_object(text).get("keyframe_id")
+        if not isinstance(named, int) or isinstance(named, bool):
             return _score_of(unparsed=1.0)
         if not 0 <= named < len(frames) or not frames[named].area:
             return _score_of()
@@ -90,11 +90,6 @@ def _frames(prompt: Prompt, column: str, sizes: Sequence[MediaSize]) -> list[_Fr
         boxes = tuple(Box(x, y, x + width, y + height) for x, y, width, height in corners)
         found.append(_Frame(float(tools.area(tools.merge(runs))) if runs else 0.0, boxes, size))
     return found
-
-
-def _frame_of(text: str) -> int | None:
-    named = answer_object(text).get("keyframe_id")
-    return named if isinstance(named, int) and not isinstance(named, bool) else None
 
 
 def _score_of(frame: float = 0.0, boxes: float = 0.0, **parts: float) -> Scored:

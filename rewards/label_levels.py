@@ -48,7 +48,10 @@ class LabelLevels(InTemplate):
         off = is_off(prompt, sample, self.template)
         written = frozenset[Label]() if off else _labels_in(answer_block(completion_text(prompt, sample)))
         deepest = max(map(len, truth | written), default=0)
-        found = {level: _f_measure(_first(written, level), _first(truth, level)) for level in range(1, deepest + 1)}
+        found = dict[int, float]()
+        for level in range(1, deepest + 1):
+            own, wanted = _first(written, level), _first(truth, level)
+            found[level] = 2 * len(own & wanted) / (len(own) + len(wanted))
         weights = {level: self._weight(level) for level in found}
         total = sum(weights.values())
         value = sum(weights[level] * share for level, share in found.items()) / total if total else 0.0
@@ -68,7 +71,3 @@ def _labels_in(text: str) -> frozenset[Label]:
 def _first(labels: frozenset[Label], level: int) -> frozenset[Label]:
     """The first names of the labels that have as many."""
     return frozenset(label[:level] for label in labels if len(label) >= level)
-
-
-def _f_measure(written: frozenset[Label], truth: frozenset[Label]) -> float:
-    return 2 * len(written & truth) / (len(written) + len(truth))

@@ -49,7 +49,9 @@ class SmoothMotion(OfSamples):
             raise ValueError(f"a clip of prompt {prompt.id!r} has {len(clip)} frames: evenness needs 3, so raise policy.frames")
         change = {"change": change_of(clip)}
         frames = [_grey(frame, self.side) for frame in clip]
-        flows = [_flow(a, b) for a, b in itertools.pairwise(frames)]
+        farneback = import_package("cv2", OPENCV).calcOpticalFlowFarneback
+        # (height, width, 2) pixels, x before y, by which every pixel moves
+        flows = [farneback(a, b, None, 0.5, 3, 9, 3, 5, 1.1, 0) for a, b in itertools.pairwise(frames)]
         speeds = [np.linalg.norm(flow, axis=-1) for flow in flows]
         masks = [speed >= np.quantile(speed, 1 - self.moving) for speed in speeds]
         speed = float(np.mean([one[own].mean() for one, own in zip(speeds, masks, strict=True)]))
@@ -73,11 +75,6 @@ def _grey(frame: Any, side: int) -> Any:
     grey = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
     share = side / max(grey.shape)
     return grey if share >= 1 else cv2.resize(grey, None, fx=share, fy=share, interpolation=cv2.INTER_AREA)
-
-
-def _flow(before: Any, after: Any) -> Any:
-    """(height, width, 2) pixels, x before y, by which every pixel moves."""
-    return import_package("cv2", OPENCV).calcOpticalFlowFarneback(before, after, None, 0.5, 3, 9, 3, 5, 1.1, 0)
 
 
 def _along(values: Any, flow: Any) -> Any:

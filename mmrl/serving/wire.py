@@ -42,8 +42,7 @@ Array = np.ndarray
 PROTOCOL = 1
 """Both sides must speak the same one."""
 HEADER_KEY = "mmrl"
-KNOWN = (Group, Prompt, Sample, Segment, Turn, Observation, Box, Interval)
-HERE: dict[str, type] = {known.__name__: known for known in KNOWN}
+KNOWN: dict[str, type] = {known.__name__: known for known in (Group, Prompt, Sample, Segment, Turn, Observation, Box, Interval)}
 MOST_HEADER_BYTES = 2**26
 """JSON unfolds to some ten times its size in memory; the texts of a large group take a few million bytes."""
 LARGEST_SIDE = 2**48
@@ -264,7 +263,7 @@ def _decode(value: Json, arrays: dict[str, Array], folder: Path | None) -> Json:
 
 def known_types() -> dict[str, type]:
     """The types that a message may name: the dataclasses of media, and those of `KNOWN`."""
-    return HERE | {kind.source.__name__: kind.source for kind in KINDS.values() if kind.source is not None}
+    return KNOWN | {kind.source.__name__: kind.source for kind in KINDS.values() if kind.source is not None}
 
 
 def _build(value: dict[str, Json], arrays: dict[str, Array], folder: Path | None) -> Json:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from mmrl.runtime.net.offline import check_hub
-from mmrl.serving.files import import_package
+from mmrl.serving.files import first_line, import_package
 
 PUBLISHED = {
     "yuvalkirstain/PickScore_v1": 986_109_441,
@@ -120,4 +120,4 @@ def size_by(name: str, device: str, count: Callable[[], int]) -> ModelSize:
     try:
         return ModelSize(name, count(), device)
     except Exception as error:  # noqa: BLE001 - configs and files of others raise whatever they like
-        return ModelSize(name, None, device, str(error).strip().partition("\n")[0])
+        return ModelSize(name, None, device, first_line(error))
