@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.text import TextModality
 from mmrl.core.episodes import Limits
 from mmrl.core.samples import Sample, Turn
@@ -152,7 +153,7 @@ def test_turns_given_up_are_drawn_again(make: Make, two: list[FakeEngine]):
 def test_a_family_that_reads_pictures_otherwise_beside_others_is_refused(tiny: Callable[[str], str], tmp_path: Path):
     config = TextPolicyConfig(tiny("llava_onevision"), engine=EngineConfig(url=("http://127.0.0.1:9",)))
     with pytest.raises(ValueError, match="llava_onevision reads a lone picture otherwise than several"):
-        TextModality().build(config, frozenset(), None, {}, Inline(looking, LIMITS))
+        TextModality().build(config, PolicyNeeds(frozenset(), worlds=Inline(looking, LIMITS)))
 
 
 def test_a_server_that_dies_between_turns_leaves_no_trace(make: Make, two: list[FakeEngine]):
