@@ -1,6 +1,5 @@
 """Rows of conversations as prompts with the completion that follows: turns of the model, and what is said and shown between."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +32,12 @@ class Shelf:
         """The row; ValueError for turns that are no dialogue, or media that do not fit them."""
         refuse_keys(row.values, refused_of(COLUMNS))
         said = [self.turn(item, number) for number, item in enumerate(_turns(row))]
-        _check_order([role for role, _, _ in said])
+        roles = [role for role, _, _ in said]
+        if roles[0] != ASKS or len(roles) % 2 or set(roles[1::2]) != {ANSWERS_BACK} or ANSWERS_BACK in roles[::2]:
+            raise ValueError(
+                f"the turns are by {', '.join(roles)[:200]}: {ASKS} begins, {ANSWERS_BACK} answers every turn of others and has "
+                "the last word"
+            )
         if self.pictures and not any(IMAGE.marker in text for _, text, _ in said):
             role, text, media = said[0]
             said[0], self.pictures = (role, text, (*map(self.picture, self.pictures), *media)), []
@@ -117,12 +121,3 @@ def _next(shelf: list[Cell], noun: str) -> Cell:
     if not shelf:
         raise ValueError(f"the turns show more {noun}s than the row lists: list one for each marker")
     return shelf.pop(0)
-
-
-def _check_order(roles: Sequence[str]) -> None:
-    """Raise ValueError unless the model answers every turn of others, and has the last word."""
-    if roles[0] != ASKS or len(roles) % 2 or set(roles[1::2]) != {ANSWERS_BACK} or ANSWERS_BACK in roles[::2]:
-        raise ValueError(
-            f"the turns are by {', '.join(roles)[:200]}: {ASKS} begins, {ANSWERS_BACK} answers every turn of others and has the "
-            "last word"
-        )

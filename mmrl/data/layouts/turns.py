@@ -89,7 +89,11 @@ class Conversation:
         if not isinstance(item, dict) or self.role not in item or item.get(self.text) is None:
             raise ValueError(f"a turn must be an object with {self.role} and {self.text}, not {str(item)[:80]}")
         text, pictures, clips = text_and_media(item[self.text]) if self.in_parts else (item[self.text], [], [])
-        return LayoutTurn(role_of(item[self.role]), text, tuple(pictures), tuple(clips))
+        name = item[self.role]
+        role = ROLES.get(name.lower()) if isinstance(name, str) else None
+        if role is None:
+            raise ValueError(f"a turn is by {name!r}: only {', '.join(ROLES)} are understood")
+        return LayoutTurn(role, text, tuple(pictures), tuple(clips))
 
 
 def refused_of(columns: Sequence[str]) -> dict[str, str]:
@@ -181,14 +185,6 @@ ROLES = {
     "developer": SETS,
 }
 """How files call the three roles, in small letters."""
-
-
-def role_of(name: Cell) -> str:
-    """One of the three roles; ValueError for another, such as a tool's."""
-    role = ROLES.get(name.lower()) if isinstance(name, str) else None
-    if role is None:
-        raise ValueError(f"a turn is by {name!r}: only {', '.join(ROLES)} are understood")
-    return role
 
 
 def _media(row: Row, names: tuple[str, ...], own: tuple[Cell, ...]) -> list[Cell]:
