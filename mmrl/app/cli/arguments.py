@@ -19,7 +19,8 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
     first, *rest = signature.parameters.values()
     cls: Any = first.annotation
     names, hints, kind = [f.name for f in fields(cls)], get_type_hints(cls, include_extras=True), first.kind
-    usual = [None if f.default is MISSING else f.default for f in fields(cls)]
+    usual = [f.default if f.default_factory is MISSING else None for f in fields(cls)]
+    usual = [inspect.Parameter.empty if value is MISSING else value for value in usual]
     own = [inspect.Parameter(name, kind, default=value, annotation=hints[name]) for name, value in zip(names, usual, strict=True)]
 
     @wraps(function)

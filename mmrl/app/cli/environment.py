@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from mmrl.app.cli.arguments import with_options
 from mmrl.app.commands.help import InOrder
-from mmrl.app.commands.options import FileOptions
+from mmrl.app.commands.options import EnvironmentOptions
 
 environment = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 
@@ -21,18 +21,12 @@ def environments() -> None:
 @environment.command("test")
 @with_options
 def environment_test(
-    file: FileOptions,
+    options: EnvironmentOptions,
     target: Annotated[str, Argument(metavar="ENVIRONMENT", help="A name from `mmrl ls environments`, or ./file.py[:Name].")],
     settings: Annotated[
         list[str] | None,
         Argument(metavar="[KEY=VALUE]...", help="Its settings, limits and call, such as limits.turns=3 call.where=process."),
     ] = None,
-    data: Annotated[
-        str | None, Option(help="A file that `data check` reads, or a data set's name (default: drawn pictures of a digit).")
-    ] = None,
-    say: Annotated[list[str] | None, Option(metavar="TEXT", help="What is said in a turn; repeat it for the next turns.")] = None,
-    prompts: Annotated[int, Option(min=1, max=1000, help="Number of prompts to open worlds for.")] = 4,
-    space: Annotated[str, Option(help="How boxes are written: pixel, norm1000, norm1.")] = "norm1000",
     play: Annotated[
         Path | None, Option(metavar="DIR", help="Play one episode by hand; pictures are written to this folder.")
     ] = None,
@@ -41,6 +35,6 @@ def environment_test(
     from mmrl.app.commands.environment import play_by_hand, test
 
     if play is not None:
-        play_by_hand(target, settings or [], data, file, play, space)
-    elif not test(target, settings or [], data, file, said=say or [], num_prompts=prompts, space=space):
+        play_by_hand(target, settings or [], play, options)
+    elif not test(target, settings or [], options):
         raise typer.Exit(2)

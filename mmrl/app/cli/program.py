@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -23,11 +23,13 @@ from mmrl.app.commands.engine import engine
 from mmrl.app.commands.help import InOrder, complete_config, complete_name
 from mmrl.app.commands.options import (
     AsJson,
+    Card,
     EvalArguments,
     ExportOptions,
     LaunchArguments,
     Overrides,
-    TaskArguments,
+    PlanArguments,
+    SampleOptions,
     TrainArguments,
 )
 from mmrl.app.errors import (
@@ -55,7 +57,6 @@ ConfigName = Annotated[
     str,
     Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
 ]
-Card = Annotated[str | None, Option(metavar="SIZE", help="A GPU, by memory (24GB) or name (RTX 4090); default: this machine's.")]
 WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "arena", "draw", "ask"}
 """Commands that import the large libraries, which takes seconds."""
 KIND_HELP = "rewards, datasets, environments, algorithms, configs (by default), parts, samplers, generators or families."
@@ -140,9 +141,7 @@ def launch(given: LaunchArguments) -> None:
     """Start the trainers and servers that a config describes; for several nodes, print a Slurm batch script."""
     from mmrl.app.commands.launch import launch as run_launch
 
-    code = run_launch(given)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(run_launch(given))
 
 
 @app.command()
@@ -152,9 +151,7 @@ def alternate(
     """Train runs that use each other, such as a writer and its painter, in turns; given again, it goes on where it ended."""
     from mmrl.app.commands.alternate import alternate as run_alternate
 
-    code = run_alternate(duet)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(run_alternate(duet))
 
 
 @app.command("eval")
@@ -169,25 +166,13 @@ def evaluate(given: EvalArguments) -> None:
 @app.command()
 @with_options
 def plan(
-    words: TaskArguments,
-    as_json: AsJson = False,
-    save: Annotated[
-        Path | None, Option(metavar="FILE", help="With --task: write the chosen config, for `mmrl train FILE`.")
-    ] = None,
-    calibrate: Annotated[int, Option(help="Measure the time of this many real steps; nothing of them is kept.")] = 0,
-    card: Card = None,
-    processes: Annotated[
-        int | None, Option(help="Number of GPUs that the run uses; cluster.trainers of the config, if left out.")
-    ] = None,
-    price: Annotated[float | None, Option(help="Price per hour of all processes, to estimate what the run costs.")] = None,
+    given: PlanArguments,
     strict: Annotated[bool, Option("--strict", help="Exit with code 2 if the run does not fit the GPU.")] = False,
 ) -> None:
     """Count a run's model calls and estimate its memory, without loading weights or training."""
-    from mmrl.app.commands import plan as planning
+    from mmrl.app.commands.plan import plan as run_plan
 
-    given = TrainArguments(**vars(words))
-    fits = planning.plan(given, save, calibrate=calibrate, card=card, processes=processes, price=price, as_json=as_json)
-    if strict and not fits:
+    if not run_plan(given) and strict:
         raise typer.Exit(2)
 
 
@@ -226,19 +211,12 @@ def export(
 
 
 @app.command()
-def sample(
-    run: RunFolder,
-    step: Annotated[int, Option(help="The step; the checkpoint before it must still exist (save_every).")],
-    prompt: Annotated[str, Option(metavar="ID", help="The prompt's id, as in the run's samples.")],
-    split: Annotated[Literal["train", "eval"], Option(help="Samples from training, or from held-out prompts.")] = "train",
-    index: Annotated[int | None, Option("--sample", help="Show only this sample, counted from 0.")] = None,
-    out: Annotated[Path | None, Option(metavar="DIR", help="Write the pictures that the model saw and drew.")] = None,
-    whole: Annotated[bool, Option("--whole", help="Sample and score the whole step, exactly as training did.")] = False,
-) -> None:
+@with_options
+def sample(options: SampleOptions, run: RunFolder) -> None:
     """Sample a prompt again and compare the result with what the run recorded; exit code 2 if they differ."""
     from mmrl.app.commands.sample import resample
 
-    found = resample(run, step, prompt, split, index, out, whole)
+    found = resample(run, options)
     typer.echo(printable(found.text))
     if found.differs:
         raise typer.Exit(2)

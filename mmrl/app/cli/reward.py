@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from mmrl.app.cli.arguments import with_options
 from mmrl.app.commands.help import InOrder
-from mmrl.app.commands.options import FileOptions, TrainArguments
+from mmrl.app.commands.options import RewardTestOptions, ScoreOptions, TrainArguments
 
 reward = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 Settings = Annotated[
@@ -20,42 +20,31 @@ Settings = Annotated[
 @reward.command("test")
 @with_options
 def reward_test(
-    file: FileOptions,
+    options: RewardTestOptions,
     target: Annotated[
         str, Argument(metavar="CONFIG|REWARD", help="A config with its rewards, or a reward's name, file or address.")
     ],
     settings: Settings = None,
-    data: Annotated[
-        str | None, Option(help="A file or folder that `data check` reads, pictures with prompts, or a data set's name.")
-    ] = None,
-    space: Annotated[
-        str | None, Option(help="How the policy writes boxes: pixel, norm1000, norm1 (default: the config's).")
-    ] = None,
-    template: Annotated[str | None, Option(help="How it writes answers: direct, think or json (default: the config's).")] = None,
-    prompts: Annotated[int, Option(help="Number of prompts to test on.")] = 32,
-    served: Annotated[bool, Option(help="Also compare with the same reward on a server.")] = False,
 ) -> None:
     """Score right answers, wrong ones, nonsense and empty ones; exit code 2 if the right ones do not win or a fault shows."""
     from mmrl.app.commands.reward import test
 
-    if not test(target, settings or [], data, space, template, prompts, served, file):
+    if not test(target, settings or [], options):
         raise typer.Exit(2)
 
 
 @reward.command("score")
 @with_options
 def reward_score(
-    file: FileOptions,
+    options: ScoreOptions,
     target: Annotated[str, Argument(metavar="REWARD", help="A reward's name, file or address.")],
     data: Annotated[str, Argument(metavar="DATA", help="A folder of pictures with prompts, or a JSONL file with outputs.")],
     settings: Settings = None,
-    html: Annotated[Path | None, Option(metavar="FILE", help="Write a gallery, best first.")] = None,
-    out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
 ) -> None:
     """Score existing pictures or completions, to see what a reward prefers before you train on it."""
     from mmrl.app.commands.reward import score
 
-    score(target, settings or [], data, html, out, file)
+    score(target, settings or [], data, options)
 
 
 @reward.command("train")

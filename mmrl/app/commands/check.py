@@ -182,19 +182,14 @@ def look_at_plan(made: Plan, size: int | None, found: CheckLines) -> None:
     beside = sum(name.startswith("weights kept beside") for name in made.memory.stays)
     each = made.memory.checkpoint(beside + versions_in_flight(config))
     kept = config.checkpoint.keep or max(1, config.steps // (config.save_every or config.steps or 1))
-    folder = nearest_folder(Path(config.output).expanduser() if config.output else RUNS)
+    wanted = (Path(config.output).expanduser() if config.output else RUNS).absolute()
+    folder = next(one for one in (wanted, *wanted.parents) if one.is_dir())
     free, needs = shutil.disk_usage(folder).free, (kept + 1) * each
     said = f"{kept} checkpoints of {size_text(each)}, {size_text(free)} free"
     if config.saves_by_time and not config.checkpoint.keep:
         said = f"a checkpoint of {size_text(each)} every {config.save_minutes:g} minutes and none deleted, {size_text(free)} free"
     more = "lower checkpoint.keep, or set output to another disk"
     found.add("disk", said if needs < free else f"{said}: {more}", "ok" if needs < free else "FAIL")
-
-
-def nearest_folder(path: Path) -> Path:
-    """The nearest folder that is there already."""
-    path = path.absolute()
-    return path if path.is_dir() else nearest_folder(path.parent)
 
 
 def look_at_job(job: Job, resolved: Resolved, found: CheckLines) -> None:
@@ -357,10 +352,11 @@ def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found:
         what = "sounds" if output == "sound" else "clips"
         found.add("reward test", f"not for {what}: mmrl reward score REWARD FOLDER ranks those that you have", "note")
         return
+    from mmrl.app.commands.options import RewardTestOptions
     from mmrl.app.commands.reward import test
 
     try:
-        is_fine = test(name, overrides, None, num_prompts=TESTED)
+        is_fine = test(name, overrides, RewardTestOptions(prompts=TESTED))
     except NoTruthError:
         found.add("reward test", "not for prompts without answers: mmrl reward score REWARD FILE ranks what you have", "note")
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from mmrl.answers.boxes.box import SPACES
-from mmrl.app.commands.options import FileOptions
+from mmrl.app.commands.options import EnvironmentOptions
 from mmrl.app.commands.reward import check_choice, data_of, print_plain
 from mmrl.app.config.plug_ins import read_environment
 from mmrl.app.config.run import EnvironmentConfig
@@ -68,30 +68,17 @@ class Played:
         return [*zip(rest, shown, strict=True), (self.ended, self.fault)]
 
 
-def test(
-    target: str,
-    settings: Sequence[str] = (),
-    data: str | None = None,
-    file: FileOptions = FileOptions(),
-    *,
-    said: Sequence[str] = (),
-    num_prompts: int = 4,
-    space: str = "norm1000",
-) -> bool:
-    """Answer worlds with texts and print what they do; True if no fault was found.
+def test(target: str, settings: Sequence[str] = (), options: EnvironmentOptions = EnvironmentOptions()) -> bool:
+    """Answer worlds with texts, those that models write where none are given, and print what they do; True if no fault was found.
 
-    Args:
-        said: the turns of an episode; empty: some texts that models write.
-
-    Raises:
-        ValueError: no such environment, setting or data.
+    Raises ValueError: no such environment, setting or data.
     """
-    environment, config = environment_of(target, settings, space)
-    prompts = prompts_of(data, file, num_prompts)
+    environment, config = environment_of(target, settings, options.space)
+    prompts = prompts_of(options, options.prompts)
     hooks = with_hooks(environment, EnvironmentHooks)
     hooks.check_prompts(prompts)
     worlds = WorldRunner(environment, config.limits, config.call)
-    scripts = {"as given": said} if said else SCRIPTS
+    scripts = {"as given": options.say} if options.say else SCRIPTS
     faults = dict[str, list[str]]()
     try:
         for name, texts in scripts.items():
@@ -114,12 +101,10 @@ def test(
     return not faults
 
 
-def play_by_hand(
-    target: str, settings: Sequence[str], data: str | None, file: FileOptions, folder: Path, space: str = "norm1000"
-) -> None:
+def play_by_hand(target: str, settings: Sequence[str], folder: Path, options: EnvironmentOptions) -> None:
     """Ask for every turn on the terminal, and write the pictures that are shown to a folder; an end of input leaves."""
-    environment, config = environment_of(target, settings, space)
-    [prompt] = prompts_of(data, file, 1)
+    environment, config = environment_of(target, settings, options.space)
+    [prompt] = prompts_of(options, 1)
     worlds = WorldRunner(environment, config.limits, config.call)
     folder.mkdir(parents=True, exist_ok=True)
     print_plain(prompt.text)
@@ -154,15 +139,15 @@ def environment_of(target: str, settings: Sequence[str], space: str) -> tuple[En
     return environment, config
 
 
-def prompts_of(data: str | None, file: FileOptions, count: int) -> list[Prompt]:
+def prompts_of(options: EnvironmentOptions, count: int) -> list[Prompt]:
     """The first prompts of the data; without any, pictures of a small digit."""
-    if data is None:
+    if options.data is None:
         drawn = [draw_small_digit(0, index) for index in range(count)]
         return [Prompt(f"drawn-{i}", QUESTION, (one.image,), one.digit) for i, one in enumerate(drawn)]
-    prompts, tasks = data_of(data, file)
+    prompts, tasks = data_of(options.data, options)
     found = list(islice([*prompts, *(task.prompt for task in tasks)], count))
     if not found:
-        raise ValueError(f"{data} has no prompts: give a file that mmrl data check reads, or leave --data out")
+        raise ValueError(f"{options.data} has no prompts: give a file that mmrl data check reads, or leave --data out")
     return found
 
 

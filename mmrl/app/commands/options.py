@@ -1,6 +1,6 @@
 """The options of verbs, each said once: how it is typed, its help, and what the verb is given; loads no torch."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,6 +23,7 @@ ImageRoot = Annotated[
 ]
 Copy = Annotated[bool, Option("--copy", help="Copy the pictures and clips next to the output, so that its folder may move.")]
 Turns = Annotated[Literal["one", "each"], Option(help="Conversations: one question per row, or a row for each question.")]
+Card = Annotated[str | None, Option(metavar="SIZE", help="A GPU, by memory (24GB) or name (RTX 4090); default: this machine's.")]
 Resume = Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")]
 
 
@@ -118,6 +119,38 @@ class TrainArguments(TaskArguments):
 
 
 @dataclass(frozen=True)
+class PlanArguments(TaskArguments):
+    """The words of `mmrl plan`."""
+
+    as_json: AsJson = False
+    save: Annotated[Path | None, Option(metavar="FILE", help="With --task: write the chosen config, for `mmrl train FILE`.")] = (
+        None
+    )
+    calibrate: Annotated[int, Option(help="Measure the time of this many real steps; nothing of them is kept.")] = 0
+    card: Card = None
+    processes: Annotated[
+        int | None, Option(help="Number of GPUs that the run uses; cluster.trainers of the config, if left out.")
+    ] = None
+    price: Annotated[float | None, Option(help="Price per hour of all processes, to estimate what the run costs.")] = None
+
+    def resolve(self) -> "Resolved":
+        """The run they describe."""
+        return TrainArguments(**{f.name: getattr(self, f.name) for f in fields(TaskArguments)}).resolve()
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """The samples that `mmrl sample` draws again, and where it writes what they show."""
+
+    step: Annotated[int, Option(help="The step; the checkpoint before it must still exist (save_every).")]
+    prompt: Annotated[str, Option(metavar="ID", help="The prompt's id, as in the run's samples.")]
+    split: Annotated[Literal["train", "eval"], Option(help="Samples from training, or from held-out prompts.")] = "train"
+    index: Annotated[int | None, Option("--sample", help="Show only this sample, counted from 0.")] = None
+    out: Annotated[Path | None, Option(metavar="DIR", help="Write the pictures that the model saw and drew.")] = None
+    whole: Annotated[bool, Option("--whole", help="Sample and score the whole step, exactly as training did.")] = False
+
+
+@dataclass(frozen=True)
 class LaunchArguments:
     """The words of `mmrl launch`."""
 
@@ -202,6 +235,43 @@ class FileOptions:
 
     layout: LayoutName = None
     image_root: ImageRoot = None
+
+
+@dataclass(frozen=True)
+class RewardTestOptions(FileOptions):
+    """The options of a test of rewards, beside their settings."""
+
+    data: Annotated[
+        str | None, Option(help="A file or folder that `data check` reads, pictures with prompts, or a data set's name.")
+    ] = None
+    space: Annotated[str | None, Option(help="How the policy writes boxes: pixel, norm1000, norm1 (default: the config's).")] = (
+        None
+    )
+    template: Annotated[str | None, Option(help="How it writes answers: direct, think or json (default: the config's).")] = None
+    prompts: Annotated[int, Option(help="Number of prompts to test on.")] = 32
+    served: Annotated[bool, Option(help="Also compare with the same reward on a server.")] = False
+
+
+@dataclass(frozen=True)
+class ScoreOptions(FileOptions):
+    """What a scoring of finished outputs writes, beside its table."""
+
+    html: Annotated[Path | None, Option(metavar="FILE", help="Write a gallery, best first.")] = None
+    out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None
+
+
+@dataclass(frozen=True)
+class EnvironmentOptions(FileOptions):
+    """The options of a try of worlds, beside their settings."""
+
+    data: Annotated[
+        str | None, Option(help="A file that `data check` reads, or a data set's name (default: drawn pictures of a digit).")
+    ] = None
+    say: Annotated[list[str], Option(metavar="TEXT", help="What is said in a turn; repeat it for the next turns.")] = field(
+        default_factory=list[str]
+    )
+    prompts: Annotated[int, Option(min=1, max=1000, help="Number of prompts to open worlds for.")] = 4
+    space: Annotated[str, Option(help="How boxes are written: pixel, norm1000, norm1.")] = "norm1000"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import tomli_w
 import torch
@@ -10,7 +9,7 @@ import typer
 from rich.table import Table as Grid
 
 from mmrl.app.chain.rows import mining_text, rows_before
-from mmrl.app.commands.train import TrainArguments
+from mmrl.app.commands.options import PlanArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import stages_of
 from mmrl.app.errors import Terminal, waiting
@@ -51,86 +50,69 @@ class Timing:
         return config.steps * self.per_step() + evaluations(config) * self.evaluation
 
 
-def plan(
-    given: TrainArguments,
-    save: Path | None = None,
-    *,
-    calibrate: int = 0,
-    card: str | None = None,
-    processes: int | None = None,
-    price: float | None = None,
-    as_json: bool = False,
-) -> bool:
+def plan(given: PlanArguments) -> bool:
     """Print the plan of a config, or what a run without one would choose for its card; True if it fits, or no card is known.
-
-    Args:
-        save: of a run without a config, the one to write: it trains what was planned.
-        calibrate: real steps to take, after one to warm up, for the time they need; nothing of them is kept.
-        card: memory of a card, such as 24GB; None: that of this machine.
-        processes: None: as many as the config says.
-        price: of an hour of all processes.
-        as_json: print JSON for programs instead.
 
     Raises FileExistsError where `save` exists, FileNotFoundError without a plug-in, data file or the model's config, and
     ValueError for what `mmrl train` would refuse, or if nothing fits.
     """
+    save, show = given.save, tell_plan if given.as_json else show_plan
     if given.task is None:
         if save is not None:
             raise ValueError(f"--save {save} goes with --task: a config is there already, copy it with mmrl cp")
-        resolved, size, fits = given.resolve(), room(card), True
+        resolved, size, fits = given.resolve(), room(given.card), True
         stages = stages_of(resolved)
         for at, stage in enumerate(stages):
-            if stage.place and not as_json:
-                console.print(f"{stage.place}{mining_text(stages, at)}", style="bold", markup=False)
+            if stage.place and not given.as_json:
+                console.print(f"{stage.place}{mining_text(stages, at)}", style="bold")
             if stage.miner is not None or stage.in_round > 1:
                 continue
             with rows_before(stages, at):
-                made = draw_up(stage.resolved, processes, on_card=size is not None, card=size)
-                fits &= (tell_plan if as_json else show_plan)(stage.resolved, made, size, calibrate, price)
+                made = draw_up(stage.resolved, given.processes, on_card=size is not None, card=size)
+                fits &= show(stage.resolved, made, size, given)
         return fits
     if save is not None and save.exists():
         raise FileExistsError(f"--save {save} exists already: choose another name, or remove it")
-    device = target_device(card, processes or 1)
+    device = target_device(given.card, given.processes or 1)
     with waiting(f"counting what fits {device.name}"):
-        fit = fit_to(given.resolve(), device, processes or 1)
-    if not as_json:
-        console.print("\n".join(fit_lines(fit)), markup=False, soft_wrap=True)
-    size = device.size if device.is_card else None
-    shown = (tell_plan if as_json else show_plan)(fit.resolved, fit.plan, size, calibrate, price)
+        fit = fit_to(given.resolve(), device, given.processes or 1)
+    if not given.as_json:
+        console.print("\n".join(fit_lines(fit)), soft_wrap=True)
+    shown = show(fit.resolved, fit.plan, device.size if device.is_card else None, given)
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
         replace_text(save, "".join(f"# {line}\n" for line in fit_lines(fit)) + tomli_w.dumps(fit.resolved.table.values))
-    if save is not None and not as_json:
-        console.print(f"config: {save} (mmrl check {save}, mmrl train {save})", markup=False, soft_wrap=True)
+    if save is not None and not given.as_json:
+        console.print(f"config: {save} (mmrl check {save}, mmrl train {save})", soft_wrap=True)
     return shown
 
 
-def show_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, price: float | None) -> bool:
+def show_plan(resolved: Resolved, made: Plan, size: int | None, given: PlanArguments) -> bool:
     """Print a plan and whether it fits a card of this size in bytes; True if it does, or there is no card."""
     if (warning := idle_terms(resolved.config.algorithm)) is not None:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+        console.print(f"warning: {warning}", style="yellow")
     print_geometry(made)
     print_calls(made)
     print_memory(made, on_card=size is not None)
     if made.note:
-        console.print(f"note: {made.note}", style="yellow", markup=False)
+        console.print(f"note: {made.note}", style="yellow")
     trouble = None if size is None else advice(made.memory, size, made.is_text)
     if trouble is not None:
-        console.print(f"DOES NOT FIT: {trouble}", style="bold red", markup=False)
+        console.print(f"DOES NOT FIT: {trouble}", style="bold red")
     elif size is not None:
         console.print(f"fits a card of {size / GIB:.1f} GiB", style="green")
     else:
         console.print("no accelerator here: give --card 24GB to see if it fits one", style="yellow")
-    if calibrate:
-        print_time(timing(resolved, calibrate), made.config, made.memory, price)
+    if given.calibrate:
+        print_time(timing(resolved, given.calibrate), made.config, made.memory, given.price)
     return trouble is None
 
 
-def tell_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, price: float | None) -> bool:
+def tell_plan(resolved: Resolved, made: Plan, size: int | None, given: PlanArguments) -> bool:
     """Print a plan as programs read it (`mmrl plan --json`); True if it fits, or there is no card."""
     trouble = None if size is None else advice(made.memory, size, made.is_text)
     config, memory = made.config, made.memory
-    time = timing(resolved, calibrate) if calibrate else None
+    time = timing(resolved, given.calibrate) if given.calibrate else None
     facts = {
         "algorithm": config.algorithm.label,
         "model": config.policy.model,
@@ -149,7 +131,7 @@ def tell_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, 
         "fits": None if size is None else trouble is None,
         "advice": trouble,
         "settings": {key: value for key, value, _ in resolved.rows()},
-        "time": None if time is None else time_facts(time, config, price),
+        "time": None if time is None else time_facts(time, config, given.price),
     }
     typer.echo(json_text(facts))
     return trouble is None
@@ -263,7 +245,7 @@ def print_memory(made: Plan, on_card: bool) -> None:
         grid.add_row("at most", size_text(most), style="bold")
         console.print(grid)
     if missing := not_counted(made):
-        console.print(f"not counted: {'; '.join(missing)}", markup=False)
+        console.print(f"not counted: {'; '.join(missing)}")
 
 
 def memory_grid(title: str, memory: Memory) -> Grid:
@@ -292,16 +274,11 @@ def timing(resolved: Resolved, count: int) -> Timing:
         if job.evaluator is not None:
             one, few = job.evaluator, job.evaluator.prompts[: job.evaluator.settings.batch_size]
             part = Evaluator(one.policy, few, one.rewards, one.settings, one.sampling, one.ranks, one.variants)
-            evaluation = seconds_of(part) * len(one.prompts) / len(few)
+            with stopwatch(times := dict[str, float](), "evaluation"):
+                part.run(0)
+            evaluation = sum(times.values()) * len(one.prompts) / len(few)
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     return Timing(steps, evaluation, peak)
-
-
-def seconds_of(evaluator: Evaluator) -> float:
-    times: dict[str, float] = {}
-    with stopwatch(times, "evaluation"):
-        evaluator.run(0)
-    return next(iter(times.values()))
 
 
 def print_time(timing: Timing, config: RunConfig, memory: Memory, price: float | None) -> None:
@@ -319,12 +296,6 @@ def print_time(timing: Timing, config: RunConfig, memory: Memory, price: float |
         off = memory.peak / timing.peak - 1
         console.print(f"the card held {timing.peak / GIB:.2f} GiB at most, the estimate is {off:+.0%} off")
     cost = "" if price is None else f", {price * hours:.2f} at {price:g} an hour"
-    console.print(
-        f"the whole run: {config.steps} steps, {evaluations(config)} evaluations, {duration_text(hours)}{cost}", style="bold"
-    )
-
-
-def duration_text(hours: float) -> str:
-    if hours * 60 < 1:
-        return "less than a minute"
-    return f"about {hours * 60:.0f} minutes" if hours < 3 else f"about {hours:.1f} hours"
+    spent = f"about {hours * 60:.0f} minutes" if hours < 3 else f"about {hours:.1f} hours"
+    spent = "less than a minute" if hours * 60 < 1 else spent
+    console.print(f"the whole run: {config.steps} steps, {evaluations(config)} evaluations, {spent}{cost}", style="bold")

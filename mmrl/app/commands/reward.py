@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import SPACES, Space
-from mmrl.app.commands.options import FileOptions
+from mmrl.app.commands.options import FileOptions, RewardTestOptions, ScoreOptions
 from mmrl.app.config import run as configs
 from mmrl.app.config.needed_rewards import read_runs_as_rewards
 from mmrl.app.config.plug_ins import read_reward
@@ -79,44 +79,34 @@ class Tried:
         return [prompt for prompt in prompts if not self.sources or prompt.source in self.sources]
 
 
-def test(
-    target: str,
-    settings: Sequence[str],
-    data: str | None,
-    space: str | None = None,
-    template: str | None = None,
-    num_prompts: int = 32,
-    served: bool = False,
-    file: FileOptions = FileOptions(),
-) -> bool:
+def test(target: str, settings: Sequence[str] = (), options: RewardTestOptions = RewardTestOptions()) -> bool:
     """Print what the probes show; True if no fault was found.
 
     Raises ValueError: no such reward or config, no data, data without truth, or of which several layouts fit.
     """
+    space, template, most = options.space, options.template, options.prompts
     check_choice("--space", space, SPACES)
     check_choice("--template", template, get_args(Template))
     style = probes.Style(cast(Space, space or "norm1000"), cast(Template | None, template))
-    read = None if data is None else partial(data_of, data, file)
+    read = None if options.data is None else partial(data_of, options.data, options)
     rewards, prompts, tasks, style = inputs_of_test(target, settings, read, style, space is not None)
     if tasks and any(task.draws for task in tasks):
-        made = [probes.image_groups(tasks[:num_prompts], style.seed)] * len(rewards)
+        made = [probes.image_groups(tasks[:most], style.seed)] * len(rewards)
     else:
         shown = [*prompts, *(task.prompt for task in tasks)]
         made = [
-            probes.text_groups(tried.own(shown)[:num_prompts], style)
+            probes.text_groups(tried.own(shown)[:most], style)
             if style.draws is None
-            else probes.groups_of_drawings(tried.own(shown)[:num_prompts], style.draws)
+            else probes.groups_of_drawings(tried.own(shown)[:most], style.draws)
             for tried in rewards
         ]
     found = [examine(tried.name, tried.function, *one, tried.counted) for tried, one in zip(rewards, made, strict=True)]
     compare_ranges(found)
-    if served:
+    if options.served:
         for one, tried, (_, groups) in zip(found, rewards, made, strict=True):
-            one.faults += [
-                difference for difference in [difference_when_served(tried.name, tried.function, groups)] if difference
-            ]
+            one.faults += filter(None, [difference_when_served(tried.name, tried.function, groups)])
     for one, (_, groups) in zip(found, made, strict=True):
-        print_findings(one, len(groups), served)
+        print_findings(one, len(groups), options.served)
     return not any(one.faults for one in found)
 
 
@@ -147,17 +137,8 @@ def inputs_of_test(
         style = probes.Style(
             cast(Space, space or style.space), style.template or tags_of(getattr(config.policy, "answer_format", ""))
         )
-    loaded = [
-        Tried(
-            r.label,
-            r.use,
-            in_space(read_reward(r, ("reward", str(i)), table)(), style.space),
-            r.weight,
-            r.sources,
-            r.transform,
-        )
-        for i, r in enumerate(config.reward)
-    ]
+    made = [in_space(read_reward(r, ("reward", str(i)), table)(), style.space) for i, r in enumerate(config.reward)]
+    loaded = [Tried(r.label, r.use, one, r.weight, r.sources, r.transform) for r, one in zip(config.reward, made, strict=True)]
     if read is not None:
         return loaded, *read(), style
     prompts = load_data(config.data, ("data",), table)
@@ -215,22 +196,16 @@ def data_of(data: str, file: FileOptions = FileOptions()) -> Shown:
 
 
 def print_plain(line: str) -> None:
-    console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    console.print(line, soft_wrap=True)
 
 
-def score(
-    target: str,
-    settings: Sequence[str],
-    data: str,
-    html: Path | None = None,
-    out: Path | None = None,
-    file: FileOptions = FileOptions(),
-) -> None:
+def score(target: str, settings: Sequence[str], data: str, options: ScoreOptions = ScoreOptions()) -> None:
     """Score finished outputs: a table on the terminal, and a page and a JSONL file where asked for.
 
     Raises ValueError: rows without outputs, a reward that breaks its contract, or one that scored none of them.
     """
-    tasks = [task for task in read_tasks(Path(data), file.layout, say=print_plain, image_root=file.image_root) if task.samples]
+    found = read_tasks(Path(data), options.layout, say=print_plain, image_root=options.image_root)
+    tasks, out, html = [task for task in found if task.samples], options.out, options.html
     if not tasks:
         raise ValueError(f"{data} has no outputs to score: give rows a `completion`, an `image` or a `video`")
     tried = one_reward(target, settings, "norm1000")
@@ -275,12 +250,11 @@ def card(task: ProbeRow, index: int, value: float, status: int, parts: Mapping[s
 
 def print_scores(name: str, cards: Sequence[Card]) -> None:
     grid = Grid("score", "prompt", "output", "parts", title=f"{name}, best first", title_justify="left", box=None)
-    for c in cards[:20] if len(cards) > 40 else cards:
-        add_card(grid, c)
-    if len(cards) > 40:
-        grid.add_row("...", f"{len(cards) - 40} more", "", "")
-        for c in cards[-20:]:
+    for i, c in enumerate(cards):
+        if len(cards) <= 40 or i < 20 or i >= len(cards) - 20:
             add_card(grid, c)
+        elif i == 20:
+            grid.add_row("...", f"{len(cards) - 40} more", "", "")
     console.print(grid)
     values = [c["score"] for c in cards if c["score"] is not None]
     missing = len(cards) - len(values)
@@ -299,9 +273,9 @@ def add_card(grid: Grid, c: Card) -> None:
     grid.add_row(value, prompt, output, Text(printable(parts)))
 
 
-def excerpt(text: str, most: int = 60) -> str:
+def excerpt(text: str) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= most else flat[: most - 3] + "..."
+    return flat if len(flat) <= 60 else flat[:57] + "..."
 
 
 def write_gallery(file: Path, name: str, source: str, cards: Sequence[Card]) -> None:
@@ -346,14 +320,14 @@ def print_findings(found: Findings, num_prompts: int, served: bool) -> None:
         agreement = "; served scores equal local ones" if served and not any("served" in f for f in found.faults) else ""
         console.print(f"  {'can' if found.picklable else 'cannot'} be pickled{agreement}")
     for warning in found.warnings:
-        console.print(f"  note: {warning}", style="yellow", markup=False)
+        console.print(f"  note: {warning}", style="yellow")
     for fault in found.faults:
-        console.print(f"  FAULT: {fault}", style="red", markup=False)
+        console.print(f"  FAULT: {fault}", style="red")
     if not found.faults:
         console.print("  no fault found", style="green")
     if probes.DRAWN in found.probes:
         said = f"none of these is known to be the best: mmrl reward score {found.name} FOLDER ranks pictures that you have"
-        console.print(f"  {said}", markup=False, highlight=False)
+        console.print(f"  {said}")
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mmrl.app.chain.rows import rows_before
+from mmrl.app.commands.options import SampleOptions
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.stages import stage_at, stages_of
@@ -23,7 +24,6 @@ from mmrl.core.types import Group, Request, Sample
 from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.repeating import deterministic
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.collect import Collector
 from mmrl.training.evaluate import Variant
 
 Split = Literal["train", "eval"]
@@ -64,26 +64,14 @@ class Resampled:
         return "\n".join(self.lines)
 
 
-def resample(
-    path: Path,
-    step: int,
-    prompt: str,
-    split: Split = "train",
-    index: int | None = None,
-    out: Path | None = None,
-    whole: bool = False,
-) -> Resampled:
-    """Draw the samples of a prompt at a step again.
+def resample(path: Path, options: SampleOptions) -> Resampled:
+    """Draw the samples of a prompt at a step again: those of training were drawn with the weights after the step before.
 
-    Args:
-        step: whose samples: those of training were drawn with the weights after the step before.
-        index: only this sample is shown; None: all of the group.
-        out: a folder for what the model saw and drew, as pictures.
-        whole: sample the whole step as training did, and score it: where a planner looks at scores before it samples again, or
-            where the last bits depend on what is sampled together.
-
+    With `options.whole` the whole step is sampled as training did, and scored: where a planner looks at scores before it samples
+    again, or where the last bits depend on what is sampled together.
     Raises ValueError without such a step, prompt or sample, or a checkpoint of the weights that drew them.
     """
+    step, prompt, split, index, out = options.step, options.prompt, options.split, options.index, options.out
     run = RunDir.open(path)
     resolved = configs.load(str(run.config_file))
     before = step - 1 if split == "train" else step
@@ -97,7 +85,7 @@ def resample(
         else:
             drawn = (
                 whole_step(job, prompt, step)
-                if whole
+                if options.whole
                 else groups_of_prompt(job, prompt, step, max((g for g, _ in noted), default=-1))
             )
         lines, verdicts = [f"{run.path}, {split} step {step}, prompt {prompt}, sampled with the weights after step {before}"], []
@@ -109,7 +97,7 @@ def resample(
         if not verdicts:
             raise ValueError(f"prompt {prompt!r} has {len(drawn[0].group.samples)} samples, numbered from 0: there is no {index}")
     if any(verdict.is_same is False for verdict in verdicts):
-        lines += advice(run, whole)
+        lines += advice(run, options.whole)
     return Resampled(lines, verdicts)
 
 
@@ -142,21 +130,15 @@ def check_step(run: RunDir, step: int, split: Split, steps: int) -> None:
 def groups_of_prompt(job: Job, prompt: str, step: int, last_group: int) -> list[DrawnGroup]:
     """The prompt's groups, planned as the step planned them and sampled without the others."""
     collector, config = job.trainer.collector, job.config
-    asked = planned_requests(collector, config.prompts_per_step, last_group)
+    asked = collector.requests_for(config.prompts_per_step)
+    while collector.next_group <= last_group:
+        asked += collector.requests_for(config.prompts_per_step)  # later rounds draw the prompts that come next
     mine = [request for request in asked if request.prompt.id == prompt]
     if not mine:
         again = "; rounds after the first drew others: --whole samples them too" if collector.planner.max_rounds > 1 else ""
         raise ValueError(f"step {step} drew no prompt {prompt!r}: {did_you_mean(prompt, [r.prompt.id for r in asked])}{again}")
     rollouts = job.policy.rollout(mine, job.trainer.sampling(step))
     return [DrawnGroup(group, next(r for r in mine if r.group_id == group.id)) for group in rollouts.groups]
-
-
-def planned_requests(collector: Collector, num_prompts: int, last_group: int) -> list[Request]:
-    """All requests of the step up to a group: later rounds draw the prompts that come next."""
-    requests = collector.requests_for(num_prompts)
-    while collector.next_group <= last_group:
-        requests += collector.requests_for(num_prompts)
-    return requests
 
 
 def whole_step(job: Job, prompt: str, step: int) -> list[DrawnGroup]:

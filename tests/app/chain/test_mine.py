@@ -8,7 +8,8 @@ import pytest
 from mmrl.app.chain.rows import place_named
 from mmrl.app.commands import check, plan, train
 from mmrl.app.commands.launch import LaunchArguments, launch
-from mmrl.app.commands.train import TrainArguments, run_training
+from mmrl.app.commands.options import PlanArguments
+from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.stages import stages_of
@@ -145,7 +146,7 @@ def test_errors_name_their_stage_once_and_keep_where_they_were_raised():
 
 
 def test_plan_and_launch_say_the_chain(capfd: pytest.CaptureFixture[str]):
-    assert plan.plan(TrainArguments(["tiny/verifier_loop"]), card="24GB")
+    assert plan.plan(PlanArguments(["tiny/verifier_loop"], card="24GB"))
     said = capfd.readouterr().out
     assert "stage 3 of 7, verifier (round 1 of 2): 8 prompts x 8 samples, no update" in said and said.count("fits a card") == 3
     launch(LaunchArguments(["tiny/verifier_loop"], dry_run=True))

@@ -181,17 +181,17 @@ def test_good_worlds_pass_whatever_is_said(desk: Path, name: str, said: str):
 
 
 def test_settings_and_limits_are_those_of_a_config(desk: Path, capsys: pytest.CaptureFixture[str]):
-    assert tools.test("mine.py:fine", ["most=9", "limits.turns=3"], said=["a", "b"], num_prompts=1)
+    assert tools.test("mine.py:fine", ["most=9", "limits.turns=3"], tools.EnvironmentOptions(say=["a", "b"], prompts=1))
     assert "1 episodes of 3 turns; ended turns (1)" in capsys.readouterr().out
     limits = ["limits.text=49", "limits.pixels=399"]
-    assert tools.test("mine.py:chatty", limits, said=["a"], num_prompts=1)
+    assert tools.test("mine.py:chatty", limits, tools.EnvironmentOptions(say=["a"], prompts=1))
     told = " ".join(capsys.readouterr().out.split())
     assert "room (50 is more than limits.text = 49; 400 is more than limits.pixels = 399)" in told
     for wrong, message in (("mots=9", "mots"), ("limits.turns=0", r"limits\.turns")):
         with pytest.raises(ValueError, match=message):
             tools.test("mine.py:fine", [wrong])
     with pytest.raises(ValueError, match="--space is 'inches': use one of"):
-        tools.test("zoom", space="inches")
+        tools.test("zoom", [], tools.EnvironmentOptions(space="inches"))
 
 
 def test_one_is_played_by_hand(desk: Path):

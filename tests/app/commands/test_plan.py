@@ -13,7 +13,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.answers.boxes.box import Box
 from mmrl.app.cli import program as cli
 from mmrl.app.commands import plan
-from mmrl.app.commands.train import TrainArguments
+from mmrl.app.commands.options import PlanArguments
 from mmrl.app.config import run as configs
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import CountedRun
@@ -293,10 +293,10 @@ def test_encoders_that_rest_count_while_they_are_awake(make: Make):
 
 def test_what_does_not_fit_is_said_before_weights_load(make: Make, capsys, monkeypatch):
     monkeypatch.setattr(plan, "build", lambda *args, **kwargs: pytest.fail("weights were loaded"))
-    assert not plan.plan(TrainArguments(["tiny/flow"]), card="0.5GB")
+    assert not plan.plan(PlanArguments(["tiny/flow"], card="0.5GB"))
     said = " ".join(capsys.readouterr().out.split())
     assert "DOES NOT FIT: it needs about" in said and "gradients" in said
-    assert plan.plan(TrainArguments(["tiny/flow"]), card="24GB")
+    assert plan.plan(PlanArguments(["tiny/flow"], card="24GB"))
     assert "fits a card of 24.0 GiB" in capsys.readouterr().out
     cli.plan(arguments=["tiny/flow"], card="0.5GB")
     with pytest.raises(typer.Exit):
@@ -326,10 +326,10 @@ def test_sizes_of_cards():
 
 def test_geometry_is_refused_as_train_refuses_it(make: Make):
     with pytest.raises(ValueError, match="3 processes cannot share evenly"):
-        plan.plan(TrainArguments(["tiny/flow"]), processes=3)
+        plan.plan(PlanArguments(["tiny/flow"], processes=3))
     with pytest.raises(ValueError, match="needs groups of a multiple of 4"):
         plan.plan(
-            TrainArguments(
+            PlanArguments(
                 [
                     "tiny/flow",
                     "algorithm.preset=branch_grpo",

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from mmrl.app.commands import train as jobs
+from mmrl.app.commands.options import SampleOptions
 from mmrl.app.commands.sample import resample
 from mmrl.app.config import run as configs
 from mmrl.app.run.folder import Line, RunDir, read_lines
@@ -75,7 +76,7 @@ def noted(run: RunDir, step: int, split: str = "train") -> list[Line]:
 def test_a_completion_is_drawn_again(finished: Finished, tmp_path: Path, step: int):
     run = finished("text")
     line = noted(run, step)[4]
-    found = resample(run.path, step, line["prompt"], out=tmp_path / "out")
+    found = resample(run.path, SampleOptions(step, line["prompt"], out=tmp_path / "out"))
     assert [verdict.is_same for verdict in found.verdicts] == [True] * 4
     assert not found.differs
     assert "<|image_pad|>*4" in found.text and "Where is the 7?" in found.text and "recorded: mine" in found.text
@@ -88,13 +89,13 @@ def test_a_completion_is_drawn_again(finished: Finished, tmp_path: Path, step: i
 def test_a_held_out_answer_is_drawn_again(finished: Finished, step: int):
     run = finished("text")
     line = noted(run, step, "eval")[1]
-    assert [verdict.is_same for verdict in resample(run.path, step, line["prompt"], "eval").verdicts] == [True]
+    assert [verdict.is_same for verdict in resample(run.path, SampleOptions(step, line["prompt"], "eval")).verdicts] == [True]
 
 
 @pytest.mark.parametrize(("kind", "step"), [("flow", 1), ("flow", 3), ("tree", 2)])
 def test_a_picture_is_drawn_again(finished: Finished, tmp_path: Path, kind: str, step: int):
     run = finished(kind)
-    found = resample(run.path, step, noted(run, step)[-1]["prompt"], index=1, out=tmp_path)
+    found = resample(run.path, SampleOptions(step, noted(run, step)[-1]["prompt"], index=1, out=tmp_path))
     assert [verdict.is_same for verdict in found.verdicts] == [True]
     assert Image.open(next(tmp_path.glob("*sample-1.png"))).size == (16, 16)
 
@@ -102,7 +103,7 @@ def test_a_picture_is_drawn_again(finished: Finished, tmp_path: Path, kind: str,
 def test_a_clip_is_shown_again_and_answered_alike(finished: Finished, tmp_path: Path):
     """Probes with shuffled frames, drawn beside the samples, change nothing."""
     run = finished("probes")
-    found = resample(run.path, 2, noted(run, 2)[0]["prompt"], out=tmp_path)
+    found = resample(run.path, SampleOptions(2, noted(run, 2)[0]["prompt"], out=tmp_path))
     assert [verdict.is_same for verdict in found.verdicts] == [True] * 4
     assert len(list(tmp_path.glob("*frame*.png"))) == 16
 
@@ -113,16 +114,16 @@ def test_a_group_of_a_later_round_is_drawn_again(finished: Finished):
     line = max(noted(run, 2), key=lambda line: line["group"])
     first = {line["group"] for line in noted(run, 1)}
     assert max(first) > 1, "no second round happened"
-    assert all(verdict.is_same for verdict in resample(run.path, 2, line["prompt"]).verdicts)
+    assert all(verdict.is_same for verdict in resample(run.path, SampleOptions(2, line["prompt"])).verdicts)
 
 
 def test_a_group_sampled_again_for_its_scores_needs_the_whole_step(finished: Finished):
     run = finished("again")
     prompts = {line["prompt"]: line for step in (2, 3) for line in noted(run, step) if "Begin like this" in line["text"]}
     line = next(iter(prompts.values()))
-    found = resample(run.path, line["step"], line["prompt"])
+    found = resample(run.path, SampleOptions(line["step"], line["prompt"]))
     assert found.differs and "--whole" in found.text
-    found = resample(run.path, line["step"], line["prompt"], whole=True)
+    found = resample(run.path, SampleOptions(line["step"], line["prompt"], whole=True))
     assert [verdict.is_same for verdict in found.verdicts] == [True] * 4
     assert "scored again: mine" in found.text
 
@@ -134,7 +135,7 @@ def test_other_weights_draw_other_pictures(finished: Finished, monkeypatch: pyte
         return load(self, step) | {"policy": load(self, 1)["policy"]}
 
     monkeypatch.setattr(Checkpoints, "load", stale)
-    found = resample(run.path, 3, noted(run, 3)[0]["prompt"])
+    found = resample(run.path, SampleOptions(3, noted(run, 3)[0]["prompt"]))
     assert found.differs
     assert "pixels by up to" in found.text
 
@@ -149,7 +150,7 @@ def test_what_differs_is_found(finished: Finished, tmp_path: Path):
     kept = file.read_text()
     try:
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        found = resample(run.path, 2, lines[0]["prompt"])
+        found = resample(run.path, SampleOptions(2, lines[0]["prompt"]))
     finally:
         file.write_text(kept)
     assert [verdict.is_same for verdict in found.verdicts] == [False, False, True, True]
@@ -168,13 +169,13 @@ def test_what_differs_is_found(finished: Finished, tmp_path: Path):
 def test_what_is_not_there_is_named(finished: Finished, words: dict[str, Any], message: str):
     run = finished("text")
     with pytest.raises(ValueError, match=message):
-        resample(run.path, **words)
+        resample(run.path, SampleOptions(**words))
 
 
 def test_there_is_no_such_sample(finished: Finished):
     run = finished("text")
     with pytest.raises(ValueError, match="4 samples, numbered from 0: there is no 7"):
-        resample(run.path, 2, noted(run, 2)[0]["prompt"], index=7)
+        resample(run.path, SampleOptions(2, noted(run, 2)[0]["prompt"], index=7))
 
 
 @pytest.mark.parametrize("kind", RUNS)

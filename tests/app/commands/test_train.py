@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from mmrl.app.commands import check, plan
+from mmrl.app.commands.options import PlanArguments
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
@@ -67,7 +68,7 @@ def test_check_and_plan_look_at_every_stage(tmp_path: Path, capfd: pytest.Captur
     assert check.check("tiny/cold_start", WORDS)
     said = capfd.readouterr().out
     assert "stage 1 of 2, cold start" in said and "stage 2 of 2, rl" in said and "no reward, for none" in said
-    assert plan.plan(TrainArguments(["tiny/cold_start", *WORDS]), card="24GB")
+    assert plan.plan(PlanArguments(["tiny/cold_start", *WORDS], card="24GB"))
     assert "stage 2 of 2, rl" in capfd.readouterr().out
     assert on_the_terminal(configs.load("tiny/cold_start").config)
 

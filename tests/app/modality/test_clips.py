@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mmrl.app.commands import plan
+from mmrl.app.commands.options import ScoreOptions
 from mmrl.app.commands.reward import score
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
@@ -194,7 +195,7 @@ def test_clips_in_files_are_scored_and_shown(tmp_path: Path, monkeypatch):
     read, fps = read_mp4(tmp_path / "clips" / "b.mp4")
     assert read.shape == moving.shape and fps == 4 and np.abs(read.astype(int) - moving).mean() < 6
     page, scores = tmp_path / "page.html", tmp_path / "scores.jsonl"
-    score("over_frames", ['picture={use="jpeg_size"}', "frames=2"], str(tmp_path / "clips"), page, scores)
+    score("over_frames", ['picture={use="jpeg_size"}', "frames=2"], str(tmp_path / "clips"), ScoreOptions(html=page, out=scores))
     found = [json.loads(line) for line in scores.read_text().splitlines()]
     assert {row["output"] for row in found} == {"a.mp4", "b.mp4"} and "clip" not in found[0]
     changes = {row["output"]: row["parts"]["change"] for row in found}

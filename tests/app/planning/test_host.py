@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.commands import plan as planning
-from mmrl.app.commands.train import TrainArguments
+from mmrl.app.commands.options import PlanArguments
 from mmrl.app.config import run as configs
 from mmrl.app.planning.memory import CONTEXT, LIBRARIES, WRITTEN, Memory, overlap, resident_now, size_text
 
@@ -53,7 +53,7 @@ def test_with_a_card_the_sum_is_that_of_the_card(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(planning, "draw_up", lambda *_, **__: made)
     sums: list[str] = []
     for card in (None, "24GB"):
-        assert planning.plan(TrainArguments(["tiny/image", *TEXT]), card=card)
+        assert planning.plan(PlanArguments(["tiny/image", *TEXT], card=card))
         [line] = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("at most")]
         sums.append(line.split("at most")[1].strip())
     assert sums == [size_text(made.memory.resident), size_text(made.memory.peak + CONTEXT)]

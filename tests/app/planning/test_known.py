@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from mmrl.app.commands import plan
-from mmrl.app.commands.train import TrainArguments
+from mmrl.app.commands.options import PlanArguments
 from mmrl.app.config.run import RunConfig, load
 from mmrl.app.fit.plan import draw_up
 from mmrl.app.planning.known import files_by_name, note_of, settings_of, with_settings
@@ -65,11 +66,11 @@ def test_a_plan_says_if_a_named_card_is_enough(
     monkeypatch.chdir(tmp_path)
     model = "Qwen/Qwen2.5-VL-7B-Instruct"
     if asked == "task":
-        given = TrainArguments(["data.size=8", "steps=5"], task="grounding", model=model, data="shapes", rewards=["iou"])
+        given = PlanArguments(["data.size=8", "steps=5"], task="grounding", model=model, data="shapes", rewards=["iou"])
     else:
         words = ["policy.dtype=bfloat16", "policy.lora.rank=8", "policy.gradient_checkpointing=true", "evaluation={}"]
-        given = TrainArguments(["tiny/image", f"policy.model={model}", "evaluate_every=0", *words])
-    assert plan.plan(given, card="RTX 4090", as_json=True)
+        given = PlanArguments(["tiny/image", f"policy.model={model}", "evaluate_every=0", *words])
+    assert plan.plan(replace(given, card="RTX 4090", as_json=True))
     facts = json.loads(capsys.readouterr().out)
     assert facts["model"] == model and facts["fits"]
     assert 8.29e9 < facts["memory"]["parameters"] - facts["memory"]["trained"] < 8.30e9

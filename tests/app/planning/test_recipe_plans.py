@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.shapes import change, flux, stable_diffusion, vlm
+from mmrl.app.commands.options import PlanArguments
 from mmrl.app.commands.plan import plan
-from mmrl.app.commands.train import TrainArguments
 from mmrl.app.toml.tables import Table
 from mmrl.data.drawn.public_layouts import draw, write_json
 from mmrl.data.files.mp4 import write_mp4
@@ -128,9 +128,9 @@ def planned(name: str, is_shallow: bool, place: Path, capsys: pytest.CaptureFixt
     model = MODELS[Table.read(recipe.config).values["policy"]["model"]](place / f"model of {name}, {is_shallow}")
     if is_shallow:
         shallow(model)
-    given = TrainArguments([f"recipes/{name}", f"policy.model='{model}'"])
+    words = [f"recipes/{name}", f"policy.model='{model}'"]
     with chdir(place):
-        fits = plan(given, card=recipe.recipe.card, processes=recipe.recipe.processes)
+        fits = plan(PlanArguments(words, card=recipe.recipe.card, processes=recipe.recipe.processes))
     shown = capsys.readouterr().out
     assert fits, shown
     return shown

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrl.app.commands import plan
-from mmrl.app.commands.train import TrainArguments
+from mmrl.app.commands.options import PlanArguments
 from mmrl.app.config.run import load
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.planning.memory import CONTEXT, GIB, WRITTEN
@@ -45,13 +45,13 @@ def test_samplers_that_share_the_trainers_card_are_counted_there(made: Plan):
 
 
 def test_a_plan_says_it(capsys: pytest.CaptureFixture[str]):
-    assert plan.plan(TrainArguments(["tiny/flow", *WORDS]), card="24GB")
+    assert plan.plan(PlanArguments(["tiny/flow", *WORDS], card="24GB"))
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("gradients") == 1 and "memory of a sampler, on a card of its own" in said
-    assert not plan.plan(TrainArguments(["tiny/flow", *WORDS, "cluster.samplers_share=true"]), card="1.2GB")
+    assert not plan.plan(PlanArguments(["tiny/flow", *WORDS, "cluster.samplers_share=true"], card="1.2GB"))
     assert "2 sampler(s) that share it" in capsys.readouterr().out
-    plan.plan(TrainArguments(["tiny/flow", *WORDS]), card="24GB", as_json=True)
+    plan.plan(PlanArguments(["tiny/flow", *WORDS], card="24GB", as_json=True))
     sampler = json.loads(capsys.readouterr().out)["sampler"]
     assert 0 < sampler["peak"] < GIB and "gradients" not in sampler["stays"]
-    plan.plan(TrainArguments(["tiny/flow"]), card="24GB")
+    plan.plan(PlanArguments(["tiny/flow"], card="24GB"))
     assert "sampler" not in capsys.readouterr().out

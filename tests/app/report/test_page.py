@@ -76,7 +76,7 @@ def test_prompts_names_labels_warnings_and_settings_are_escaped_too(tmp_path: Pa
     scores = Scores((evil, "b"), torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.long), torch.ones(2))
     for step in (0, 1):
         JsonlTracker(run, "pixel").write(step, Examples([group], scores), "eval")
-        JsonlTracker(run).log(step, {f"eval/{evil}": 1.0, f"reward/{evil}": 1.0})
+        run.append(step, {f"eval/{evil}": 1.0, f"reward/{evil}": 1.0})
     run.warnings_file.write_text(json.dumps({"step": 1, "level": "warning", "text": evil}) + "\n")
     page = page_of(run)
     assert "<img src=x" not in page and "<b>setting" not in page

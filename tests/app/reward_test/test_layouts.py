@@ -75,7 +75,7 @@ def test_other_peoples_layouts_are_translated_and_said(
 ):
     write, reward = LAYOUTS[layout]
     file = write(tmp_path, names)
-    assert tools.test(reward, [], file), capsys.readouterr().out
+    assert tools.test(reward, [], tools.RewardTestOptions(data=file)), capsys.readouterr().out
     said = " ".join(capsys.readouterr().out.split())
     assert f"{file}: read as {layout}: " in said and "guessed, --as NAME says otherwise" in said and f"{reward} on 8" in said
 
@@ -94,7 +94,7 @@ def test_two_layouts_are_refused_unless_one_is_said(tmp_path: Path, names: list[
     [task] = read_tasks(tmp_path / "two.jsonl", "llava")
     assert task.prompt.text == "There?"
     with pytest.raises(ValueError, match="--as llava is about a file, and shapes is a data set or no file"):
-        tools.test("iou", [], "shapes", file=tools.FileOptions("llava"))
+        tools.test("iou", [], tools.RewardTestOptions("llava", data="shapes"))
 
 
 def test_pictures_may_lie_in_another_folder(tmp_path: Path, names: list[str]):
@@ -107,7 +107,7 @@ def test_pictures_may_lie_in_another_folder(tmp_path: Path, names: list[str]):
         found = read_tasks(Path(file), image_root=tmp_path / "photos")
         assert all(str(tmp_path / "photos") in str(task.prompt.media[0]) for task in found)
     with pytest.raises(ValueError, match="--image-root photos is about a file, and shapes is a data set or no file"):
-        tools.test("iou", [], "shapes", file=tools.FileOptions(image_root=Path("photos")))
+        tools.test("iou", [], tools.RewardTestOptions(image_root=Path("photos"), data="shapes"))
     (tmp_path / "prompts.txt").write_text("a fox\n")
     with pytest.raises(ValueError, match="command line: image_root is unknown"):
         read_tasks(tmp_path / "prompts.txt", image_root=tmp_path)

@@ -276,14 +276,14 @@ def boxes_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_passes_a_good_reward_and_refuses_one_in_the_wrong_space(
     boxes_file: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert tools.test("iou", [], str(boxes_file), served=True)
+    assert tools.test("iou", [], tools.RewardTestOptions(data=str(boxes_file), served=True))
     assert "no fault found" in capsys.readouterr().out
     code, output = run("test", "iou", "space=pixel", "--space", "norm1000", "--data", str(boxes_file))
     assert code == 2 and "FAULT" in output
 
 
 def test_a_config_is_tested_with_its_own_data_and_rewards(boxes_file: Path, capsys: pytest.CaptureFixture[str]):
-    assert tools.test("tiny/image", [], None)
+    assert tools.test("tiny/image")
     assert "iou on 32 prompts" in capsys.readouterr().out
 
 
@@ -360,7 +360,7 @@ TYPED = [{**row, "problem_type": kind} for kind, rows in (("multiple choice", LE
 def test_shipped_text_rewards_pass_on_their_kind_of_truth(
     name: str, rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert tools.test(name, [], rows_file(tmp_path, rows)), capsys.readouterr().out
+    assert tools.test(name, [], tools.RewardTestOptions(data=rows_file(tmp_path, rows))), capsys.readouterr().out
 
 
 def test_faults_of_span_and_letter_rewards_are_named(tmp_path: Path):
@@ -379,7 +379,7 @@ def test_faults_of_span_and_letter_rewards_are_named(tmp_path: Path):
 
 
 def test_a_reward_that_always_fails_says_why_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any):
-    assert not tools.test("choice", [], rows_file(tmp_path, NUMBERS))
+    assert not tools.test("choice", [], tools.RewardTestOptions(data=rows_file(tmp_path, NUMBERS)))
     said = " ".join(capsys.readouterr().out.split())
     assert "fails on every sample; the first error: ValueError: the answer of prompt" in said and said.count("FAULT") == 1
     assert not caplog.records
@@ -398,14 +398,16 @@ def test_files_of_ones_own_and_other_trainers_functions_are_rewards_not_configs(
     )
     data = rows_file(tmp_path, NUMBERS)
     for use in ("mine.py", "./mine.py", "./mine.py:right", "trl:./theirs.py:right"):
-        tools.test(use, [], data)
+        tools.test(use, [], tools.RewardTestOptions(data=data))
         assert "right on 8" in (out := capsys.readouterr().out) or "mine on 8" in out, out
         assert "fails on every" not in out
 
 
 def test_a_served_reward_is_tested_by_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with serving({"number": Served("number", load("number", "rewards")(), "")}) as base:
-        assert tools.test(f"{base}/number", [], rows_file(tmp_path, NUMBERS)), capsys.readouterr().out
+        assert tools.test(f"{base}/number", [], tools.RewardTestOptions(data=rows_file(tmp_path, NUMBERS))), (
+            capsys.readouterr().out
+        )
 
 
 @pytest.mark.parametrize("spans", [[[1.0]], [3.0, 1.0], "1-2", [], [["a", "b"]]])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mmrl.app.commands import train as jobs
+from mmrl.app.commands.options import SampleOptions
 from mmrl.app.commands.sample import resample
 from mmrl.app.config import run as configs
 from mmrl.app.report.page import write_report
@@ -124,7 +125,7 @@ def test_samples_and_metrics_tell_the_turns(run: RunDir):
 @pytest.mark.parametrize(("split", "step"), [("train", 1), ("train", 3), ("eval", 3)])
 def test_an_episode_is_drawn_again(run: RunDir, split: Any, step: int):
     line = lines(run, step, split)[-1]
-    found = resample(run.path, step, line["prompt"], split)
+    found = resample(run.path, SampleOptions(step, line["prompt"], split))
     assert {verdict.is_same for verdict in found.verdicts} == {True}
     assert "turn 1: " in found.text and "ended: " in found.text
 
@@ -135,7 +136,7 @@ def test_other_pictures_are_another_sample(run: RunDir, here: Path):
     world.write_text(ENVIRONMENT.replace("(0, 0, *size)", "(*size, *self.picture.size)"))
     try:
         forget_plug_ins()
-        found = resample(run.path, 1, line["prompt"], index=line["sample"])
+        found = resample(run.path, SampleOptions(1, line["prompt"], index=line["sample"]))
         assert found.differs
     finally:
         world.write_text(ENVIRONMENT)
@@ -176,7 +177,7 @@ def test_episodes_branch_in_a_run_and_are_drawn_again(here: Path):
             own = [turn["text"] for turn in line["turns"][:1]]
             shared += any([turn["text"] for turn in one["turns"][:1]] == own for one in others)
     assert len(found) == 8 and shared > 0
-    again = resample(run.path, 2, found[0]["prompt"], whole=True)
+    again = resample(run.path, SampleOptions(2, found[0]["prompt"], whole=True))
     assert len(again.verdicts) == 4 and all(verdict.is_same for verdict in again.verdicts)
 
 
@@ -187,7 +188,7 @@ def test_halves_of_a_group_are_asked_otherwise_and_drawn_again(here: Path):
     run = RunDir(here / "halves")
     found = lines(run, 2)
     assert len(found) == 8 and any(len(line["turns"]) > 1 for line in found)
-    again = resample(run.path, 2, found[0]["prompt"], whole=True)
+    again = resample(run.path, SampleOptions(2, found[0]["prompt"], whole=True))
     assert len(again.verdicts) == 4 and all(verdict.is_same for verdict in again.verdicts)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.app.commands.options import PlanArguments
 from mmrl.app.commands.plan import plan
-from mmrl.app.commands.train import TrainArguments, fit
+from mmrl.app.commands.train import fit
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import Job
 from mmrl.app.run.context import idle_terms, refuse_idle_methods
@@ -61,8 +62,8 @@ def test_a_method_of_which_something_acts_is_not(words: Sequence[str]):
 
 def test_plan_says_so(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ValueError, match=LATER):
-        plan(TrainArguments(["tiny/image", "algorithm.preset=sapo", "algorithm.minibatches=1"]))
-    plan(TrainArguments(["tiny/image", "algorithm.preset=dapo", "algorithm.minibatches=1"]))
+        plan(PlanArguments(["tiny/image", "algorithm.preset=sapo", "algorithm.minibatches=1"]))
+    plan(PlanArguments(["tiny/image", "algorithm.preset=dapo", "algorithm.minibatches=1"]))
     assert LATER in " ".join(capsys.readouterr().out.split())
 
 
