@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.app.api.inputs import Lent, PolicyInput, PromptsInput, RewardInput, kind_of_model, merge, policy_table
 from mmrl.app.api.run import Run
-from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.config.run import resolve
 from mmrl.app.plugins.python_objects import offer
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
@@ -62,7 +62,10 @@ def evaluate(
     values |= {"data": data, "reward": [lent.reward(reward) for reward in rewards]}
     values["evaluation"] = merge({"data": data, "num_prompts": 2**31}, settings)
     with offer(lent.objects):
-        return score(resolve(Table.of(values, SOURCE), name="evaluate"), run)
+        resolved = resolve(Table.of(values, SOURCE), name="evaluate")
+        with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
+            asked = ask(resolved, ranks, run)
+            return Evaluation(*prepare(asked, ranks, accelerator).evaluator.run(asked.step))
 
 
 def run_of(policy: object) -> RunDir | None:
@@ -72,12 +75,3 @@ def run_of(policy: object) -> RunDir | None:
         return None
     run = RunDir(Path(folder).expanduser())
     return run if run.config_file.is_file() else None
-
-
-def score(resolved: Resolved, run: RunDir | None) -> Evaluation:
-    """Build what evaluation needs, without an algorithm, and score."""
-    config = resolved.config
-    with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
-        asked = ask(resolved, ranks, run)
-        metrics, examples = prepare(asked, ranks, accelerator).evaluator.run(asked.step)
-    return Evaluation(metrics, examples)

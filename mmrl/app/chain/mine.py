@@ -159,4 +159,4 @@ def conclude(stage: Stage, run: RunDir, ranks: Ranks) -> None:
         figures = {"mined/prompts": len(lines), "mined/rows": rows, "mined/right": right, "mined/solved": solved}
         run.append(stage.begin, {"run/stage": float(stage.number), **figures})
         text = f"{stage.place}: {rows} rows from {len(lines)} prompts, {right:.0%} of the samples right"
-        console.print(text.replace("%", " %"), highlight=False, markup=False)
+        console.print(text.replace("%", " %"))

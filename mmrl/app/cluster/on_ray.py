@@ -109,11 +109,6 @@ class RayLaunch:
     def newest(self) -> int | None:
         return Checkpoints(RunDir(self.output).checkpoints).newest_whole()
 
-    def words_now(self) -> list[str]:
-        """The words for the next group of machines: a run that has a checkpoint goes on."""
-        goes_on = self.resumed or self.newest() is not None
-        return ["-m", "mmrl", "launch", *self.words, *(["--resume", str(self.output)] if goes_on else [])]
-
 
 def run_on_ray(job: RayLaunch, tell: Callable[[str], None], ray: Ray = None) -> int:
     """Run to the end, on new machines where some are lost, `cluster.restarts` times; the exit code.
@@ -201,7 +196,9 @@ def run_once(job: RayLaunch, variables: Mapping[str, str], tell: Callable[[str],
         hosts = ready(job, [group.ready(), *(agent.host.remote() for agent in agents)], head, ray)[1:]
         if not hosts:
             return 128 + job.asked_by[-1], False
-        words, log = job.words_now(), f"{job.output}.logs"
+        # a run that has a checkpoint goes on
+        goes_on = ["--resume", str(job.output)] if job.resumed or job.newest() is not None else []
+        words, log = ["-m", "mmrl", "launch", *job.words, *goes_on], f"{job.output}.logs"
         tell(f"{nodes} machine(s): {', '.join(hosts)}; their logs are {log}/launch-N.log")
         waiting: dict[Actor, int] = {}
         for node, agent in enumerate(agents):

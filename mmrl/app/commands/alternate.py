@@ -46,21 +46,25 @@ class DuetPlayer:
 
     __post_init__ = check_ranges
 
+    @property
+    def run(self) -> RunDir:
+        return RunDir(Path(self.output).expanduser())
+
     def done(self) -> int:
         """The step of its newest whole checkpoint; 0 without one."""
-        return Checkpoints(RunDir(Path(self.output).expanduser()).checkpoints).newest_whole() or 0
+        return Checkpoints(self.run.checkpoints).newest_whole() or 0
 
     def others(self) -> list[str]:
         """The settings that its config has now and its run was begun without, for a run goes on as it began."""
-        run, now = RunDir(Path(self.output).expanduser()), configs.load(self.config, self.overrides).config
-        if not run.config_file.is_file():
+        if not self.run.config_file.is_file():
             return []
-        return [str(one) for one in changed_settings(saved_config(run), now) if one.path[:2] not in SETTLED]
+        now = configs.load(self.config, self.overrides).config
+        return [str(one) for one in changed_settings(saved_config(self.run), now) if one.path[:2] not in SETTLED]
 
     def words(self, turn: int) -> list[str]:
         """The words behind `mmrl train` that take it to the end of a turn, which are counted from 1 on."""
         steps = f"steps={self.steps * turn}"
-        if RunDir(Path(self.output).expanduser()).exists():
+        if self.run.exists():
             return ["--resume", self.output, steps]
         return [self.config, *self.overrides, steps, "--output", self.output]
 
@@ -147,15 +151,15 @@ def alternate(file: Path) -> int:
         if others := player.others():
             said = f"{player.output} goes on with the settings it began with, and {player.config} has others now:"
             remedy = f"mmrl train --resume {player.output} KEY=VALUE changes them, or begin again in another output"
-            console.print("\n  ".join([said, *others]) + f"\n{remedy}", highlight=False, markup=False)
+            console.print("\n  ".join([said, *others]) + f"\n{remedy}")
     for player, turn in duet.left():
         words = player.words(turn)
-        console.print(f"turn {turn} of {duet.turns}: mmrl train {' '.join(words)}", highlight=False, markup=False)
+        console.print(f"turn {turn} of {duet.turns}: mmrl train {' '.join(words)}")
         code = subprocess.run([sys.executable, "-m", "mmrl", "train", *words], check=False).returncode
         if code:
             return code
         if player.done() < player.steps * turn:
-            console.print(f"{player.output} was stopped; go on with\nmmrl alternate {file}", highlight=False, markup=False)
+            console.print(f"{player.output} was stopped; go on with\nmmrl alternate {file}")
             return 0
-    console.print(f"{duet.turns} turns are done: {', '.join(one.output for one in duet.player)}", highlight=False, markup=False)
+    console.print(f"{duet.turns} turns are done: {', '.join(one.output for one in duet.player)}")
     return 0

@@ -1,6 +1,6 @@
 """`--help` in the order in which one uses the commands, with examples, and names for shell completion; loads no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmrl.app.errors import Commands
@@ -146,15 +146,13 @@ class InOrder(Commands):
         return command
 
 
-def complete_config(incomplete: str) -> list[str]:
-    """Names of configs with this prefix; the shell itself completes files."""
-    return [listed.name for listed in catalog("configs") if listed.name.startswith(incomplete)]
+def completing(*kinds: str) -> Callable[[str], list[str]]:
+    """What the shell completes a word by: names of these kinds with a prefix; the shell itself completes files."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [listed.name for kind in kinds for listed in catalog(kind) if listed.name.startswith(incomplete)]
+
+    return complete
 
 
-def complete_reward(incomplete: str) -> list[str]:
-    return [listed.name for listed in catalog("rewards") if listed.name.startswith(incomplete)]
-
-
-def complete_name(incomplete: str) -> list[str]:
-    """Names of everything that can be shown."""
-    return [listed.name for kind in KINDS for listed in catalog(kind) if listed.name.startswith(incomplete)]
+complete_config, complete_reward, complete_name = completing("configs"), completing("rewards"), completing(*KINDS)

@@ -62,7 +62,7 @@ def launch(given: LaunchArguments) -> int:
     if starts:
         return start(config, placement, given)
     if job is not None and not given.dry_run:
-        return run_on_ray(job, tell)
+        return run_on_ray(job, console.print)
     first = [] if job is None else job.lines()
     first += [f"stages: {chain_label(resolved)}"] if config.stage else []
     if resolved.config.policy.model != config.policy.model:
@@ -124,7 +124,8 @@ def lines_of(placement: Placement) -> list[str]:
                 continue
             after = "starts first" if process.url or not servers else f"waits for {servers}"
             lines.append(f"  {process.name}: {place_of(process)}, port {process.port}, {after}")
-            lines += [f"    {name}={shlex.quote(shown(name, value))} \\" for name, value in process.environment]
+            shown = {name: HIDDEN if name.endswith(SECRET) else value for name, value in process.environment}
+            lines += [f"    {name}={shlex.quote(value)} \\" for name, value in shown.items()]
             lines.append(f"    {shlex.join(process.words)}")
             lines += [f"    not on this machine: {process.missing}"] if process.missing else []
     lines.append("when the trainers end, or one of them fails, everything ends; a server that dies is started again")
@@ -132,16 +133,11 @@ def lines_of(placement: Placement) -> list[str]:
 
 
 def place_of(process: Process) -> str:
-    return f"GPU {ranges(process.gpus)}" if process.gpus else "no GPU"
-
-
-def shown(name: str, value: str) -> str:
-    return HIDDEN if name.endswith(SECRET) else value
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """`0-5` or `6`, of neighbours."""
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+    """`GPU 0-5`, `GPU 6` or `no GPU`."""
+    if not process.gpus:
+        return "no GPU"
+    first, last = process.gpus[0], process.gpus[-1]
+    return f"GPU {first}" if first == last else f"GPU {first}-{last}"
 
 
 def start(config: RunConfig, placement: Placement, given: LaunchArguments) -> int:
@@ -157,12 +153,12 @@ def start(config: RunConfig, placement: Placement, given: LaunchArguments) -> in
     servers = [to_supervise(process, cards, folder, config.cluster.restarts) for process in mine if process.url]
     trainers = next(to_supervise(process, cards) for process in mine if not process.url)
     for server in servers:
-        tell(f"{server.name}: {server.url}, its log is {server.log}")
+        console.print(f"{server.name}: {server.url}, its log is {server.log}")
     urls = [process.url for process in placement.servers_of(given.node or 0)]
-    supervisor = Supervisor(servers, trainers, urls, config.cluster.patience_s, tell)
+    supervisor = Supervisor(servers, trainers, urls, config.cluster.patience_s, console.print)
     code = supervisor.run()
     if code or supervisor.asked_by:
-        tell(f"the trainers ended with exit code {code}{how_to_go_on(config, given)}")
+        console.print(f"the trainers ended with exit code {code}{how_to_go_on(config, given)}")
     return code
 
 
@@ -240,7 +236,3 @@ def how_to_go_on(config: RunConfig, given: LaunchArguments) -> str:
         return ""
     # the run's own file names this launch's servers, and no longer how to start others
     return f"; go on with\nmmrl launch {shlex.join([*given.arguments, '--resume', str(run)])}"
-
-
-def tell(text: str) -> None:
-    console.print(text, highlight=False, markup=False)

@@ -9,7 +9,6 @@ threshold = 0.5         # the reward's own fields
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, cast
 
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.toml.tables import Values
+from mmrl.app.toml.tables import Table, Values
 from mmrl.runtime.near import did_you_mean, link
 from mmrl.runtime.net.fetch import is_local
 from mmrl.runtime.net.secrets import read_secret
@@ -73,10 +72,7 @@ def read_spec(file: Path) -> ServeSpec:
     """
     if not file.is_file():
         raise FileNotFoundError(f"reward spec {file} does not exist{link(file)}")
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (RecursionError, ValueError) as error:
-        raise ValueError(f"{file} is not TOML: {error}") from None
+    table = Table.read(file).values
     limit_keys = [f.name for f in fields(ServerLimits)]
     known = ["host", "port", "reward", *limit_keys]
     for key in table:

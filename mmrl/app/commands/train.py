@@ -15,7 +15,7 @@ from mmrl.app.commands.options import TrainArguments
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import LR, Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage, chain_label, stage_at, stages_of
-from mmrl.app.errors import StoppedExit, printable, waiting
+from mmrl.app.errors import StoppedExit, waiting
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import is_of_python
@@ -81,7 +81,7 @@ def fit_task(given: TrainArguments) -> Resolved:
     with waiting(f"counting what fits {device.name}"):
         fit = fit_to(resolved, device, world)
     if os.environ.get("RANK", "0") == "0":
-        console.print("\n".join(fit_lines(fit)), highlight=False, markup=False, soft_wrap=True)
+        console.print("\n".join(fit_lines(fit)))
     return fit.resolved
 
 
@@ -110,20 +110,18 @@ def run_job(
         stages = stages_of(resolved)
         if resume is None:
             refuse_idle_methods(*(one.resolved.config.algorithm for one in stages))
-            wanted, may_be_another = wanted_folder(resolved), not resolved.config.output
+            wanted, may_be_another, done = wanted_folder(resolved), not resolved.config.output, 0
         else:
             run = RunDir.open(resume)
-            wanted, may_be_another = run.path, False
+            wanted, may_be_another, done = run.path, False, Checkpoints(run.checkpoints).newest_whole() or 0
             check_resume(resolved, run)
             finished = is_finished(resolved, run)
             if ranks.is_main and (place or finished):
-                console.print("\n".join(filter(None, (place, finished))), highlight=False, markup=False)
+                console.print("\n".join(filter(None, (place, finished))))
             if finished:
                 announce(run) if ranks.is_main else None
                 return run, None
-        steps = (
-            None if profile is None else StepRange.read(profile, resolved.config.steps, 0 if resume is None else num_done(resume))
-        )
+        steps = None if profile is None else StepRange.read(profile, resolved.config.steps, done)
         with claimed_folder(wanted, ranks, may_be_another) as path:
             run = RunDir(path)
             # what a run that is over was asked for
@@ -166,13 +164,13 @@ def newest_step(run: RunDir, ranks: Ranks) -> int | None:
 
 def introduce(job: Job, resolved: Resolved, run: RunDir) -> None:
     """Print what is trained and where, how often, and the first prompt."""
-    console.print(f"{chain_label(resolved)}, {resolved.config.policy.model} -> {run.path}", highlight=False)
-    console.print(f"config: {run.config_file}", highlight=False, markup=False)
-    console.print(updates(job.config.algorithm.algorithm), highlight=False)
+    console.print(f"{chain_label(resolved)}, {resolved.config.policy.model} -> {run.path}")
+    console.print(f"config: {run.config_file}")
+    console.print(updates(job.config.algorithm.algorithm))
     teaching = [one.args.get("optimizer") for one in resolved.config.stage if one.kind in TRAINS]
     own_rates = bool(teaching) and all(isinstance(one, Mapping) and "lr" in one for one in teaching)
     if (said := resolved.origin(LR)).startswith("default") and not own_rates:
-        console.print(f"optimizer.lr is {resolved.config.optimizer.lr:g}, the {said}", highlight=False, markup=False)
+        console.print(f"optimizer.lr is {resolved.config.optimizer.lr:g}, the {said}")
     show_first_prompt(job, run)
 
 
@@ -191,7 +189,7 @@ def show_first_prompt(job: Job, run: RunDir) -> None:
             lines = [f"cannot be shown: {error}"]
         text = "\n".join([text, f"first prompt, {job.first.id!r}, {lines[0]}", *lines[1:]])
     replace_text(run.prompt_file, text + "\n")
-    console.print(printable(text), highlight=False, markup=False)
+    console.print(text)
 
 
 def wanted_folder(resolved: Resolved) -> Path:
@@ -210,7 +208,7 @@ def tell_changes(run: RunDir, step: int | None, changes: Sequence[ChangedSetting
         return
     if changes:
         lines = "\n".join(f"  {change}" for change in changes)
-        console.print(f"changed from step {step + 1} on:\n{lines}", highlight=False, markup=False)
+        console.print(f"changed from step {step + 1} on:\n{lines}")
     note_changes(run, step, changes)
 
 
@@ -228,7 +226,7 @@ def continue_from(job: Job, stages: Sequence[Stage], run: RunDir, ranks: Ranks, 
         run.truncate(-1 if step is None else step)
         forget_rows(run, stages, -1 if step is None and is_changed else step or 0)
         where = "from the beginning, for it has no checkpoint yet" if step is None else f"after step {step}"
-        console.print(f"continuing {run.path} {where}", highlight=False)
+        console.print(f"continuing {run.path} {where}")
     return step
 
 
@@ -261,7 +259,7 @@ def fit_all(
             report_profile(trace)
     if job.trainer.is_stopped and ranks.is_main:
         text = f"stopped by {job.trainer.stop.asked_by} and saved after step {job.trainer.index}; go on with"
-        console.print(f"{text}\n{how_to_go_on(job.config, run)}", highlight=False, markup=False)
+        console.print(f"{text}\n{how_to_go_on(job.config, run)}")
     return job
 
 
@@ -279,19 +277,12 @@ def fit(job: Job, run: RunDir, ranks: Ranks, trace: Profile, early: MemoryHandle
             job.trainer.fit(trace)
 
 
-def num_done(run: Path) -> int:
-    """The steps that a resumed run need not take again."""
-    return Checkpoints(RunDir(run).checkpoints).newest_whole() or 0
-
-
 def report_profile(profile: Profile) -> None:
     """Say where the trace of a run is, or why there is none."""
     if profile.is_written:
-        console.print(
-            f"trace of {profile.steps}: {profile.file} (open it at ui.perfetto.dev or chrome://tracing)", highlight=False
-        )
+        console.print(f"trace of {profile.steps}: {profile.file} (open it at ui.perfetto.dev or chrome://tracing)")
     elif profile.steps is not None:
-        console.print(f"no trace: the run ended before step {profile.steps.first}", highlight=False)
+        console.print(f"no trace: the run ended before step {profile.steps.first}")
 
 
 def how_to_go_on(config: RunConfig, run: RunDir) -> str:
@@ -330,8 +321,8 @@ def print_changes(found: Sequence[PairedChange]) -> None:
 def print_report(run: RunDir) -> None:
     """Write the report and say where it is, or what is missing for one."""
     if find_spec("jinja2") is None:
-        console.print(f'no report: pip install "mmrl[report]", then mmrl report {run.path}', markup=False, highlight=False)
+        console.print(f'no report: pip install "mmrl[report]", then mmrl report {run.path}')
         return
     from mmrl.app.report.page import write_report
 
-    console.print(f"report: {write_report(run.path)}", highlight=False)
+    console.print(f"report: {write_report(run.path)}")

@@ -89,7 +89,8 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_companions(config)
     check_samplers(config, ranks)
     check_ahead(config, ranks)
-    warn_of_idle_settings(config)
+    for sentence in idle_settings(config):
+        log.warning(sentence)
 
 
 def check_axes(config: RunConfig) -> None:
@@ -448,14 +449,8 @@ def unknown_space(reward: str) -> str:
     )
 
 
-def warn_of_idle_settings(config: RunConfig) -> None:
-    """Log one warning for every setting that somebody gave and nothing of this run reads."""
-    for sentence in idle_settings(config):
-        log.warning(sentence)
-
-
 def idle_settings(config: RunConfig) -> Iterator[str]:
-    """The sentences of `warn_of_idle_settings`."""
+    """A sentence for every setting that somebody gave and nothing of this run reads."""
     if config.evaluation.data is None:
         usual = EvaluationConfig(**modality_of(config.policy).evaluation_defaults(config.policy))
         acting = ("num_prompts", "seen", *(FOR_SEEN if config.num_seen else ()))

@@ -28,7 +28,7 @@ from mmrl.app.plugins.lab import TINY, small_models
 from mmrl.app.run.beforehand import check_context, look_at_scoring, look_at_settings, refuse_unknown_space
 from mmrl.app.run.folder import SEEN, RunDir
 from mmrl.app.run.reward_runners import draw_alike, load_rewards, reward_runners
-from mmrl.app.run.services import build_trackers
+from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.step_spans import StepSpans
 from mmrl.app.run.trackers import JsonlTracker, Losses, Progress
 from mmrl.app.toml.tables import KeyPath, Table
@@ -337,7 +337,10 @@ def build_records(
     checkpoints = Checkpoints(run.checkpoints, chosen.keep, chosen.keep_every, chosen.keep_best, chosen.asynchronous, pace)
     if not ranks.is_main:
         return Records(checkpoints=checkpoints, sizes=sizes)
-    trackers = [build_trackers(config, run)] if config.trackers.names else []
+    named = config.trackers
+    trackers = (
+        [AccelerateTrackers(named.names, run.path, named.project, as_table(config), named.num_examples)] if named.names else []
+    )
     watching = watchers(config)
     for one in watching:
         if isinstance(one, Progress):

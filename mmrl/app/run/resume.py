@@ -147,21 +147,16 @@ class SettingChange:
 
 def choices(resolved: Resolved) -> list[SettingChange]:
     """The settings that differ from the preset and the defaults, in the config's order; where a run lies is none of them."""
-    usual = usual_values(resolved)
+    try:
+        usual = {path: str(value) for path, value in leaves(as_table(bare(resolved).config))}
+    except ValueError:
+        usual = dict[KeyPath, str]()  # preset and defaults alone make no run
     found: list[SettingChange] = []
     for path, value in leaves(as_table(resolved.config)):
         origin, before = resolved.origin(path), usual.get(path, "")
         if path != ("output",) and not origin.startswith(NOBODY) and before != str(value):
             found.append(SettingChange(dotted_key(path), str(value), before, origin))
     return found
-
-
-def usual_values(resolved: Resolved) -> dict[KeyPath, str]:
-    """Every setting as preset and defaults have it; none where these alone make no run."""
-    try:
-        return {path: str(value) for path, value in leaves(as_table(bare(resolved).config))}
-    except ValueError:
-        return {}
 
 
 def bare(resolved: Resolved) -> Resolved:

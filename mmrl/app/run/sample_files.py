@@ -111,7 +111,9 @@ def sample_lines(
                     "media_sizes": [list(size) for size in sample.media_sizes],
                     "image": None if sample.image is None else store(folder, sample.image, None if whole else MOST_DRAWN),
                     "video": None if sample.video is None else store_clip(folder, sample),
-                    "sound": None if sample.sound is None else store_sound(folder, sample),
+                    "sound": None
+                    if sample.sound is None
+                    else store(folder, sample.sound) | kept_sound(folder, sample.sound, sample.rate or Ear().rate),
                 }
                 | ({"opened": sample.opened} if sample.opened else {})
                 | ({"beside": store(folder, sample.beside)} if sample.beside is not None else {})
@@ -231,20 +233,23 @@ def store(folder: Path, media: object, most: int | None = MAX_SIDE) -> Line:
     width, height = frames[0].size
     picture = frames[0] if kind == "picture" else strip(frames)
     data, suffix = image_bytes(picture, most)
+    stored: Line = {"kind": kind, "file": f"media/{keep(folder, data, suffix)}", "width": width, "height": height}
+    sound = AUDIO.value_of(media) if kind_of(media) is AUDIO else None
+    return stored | (kept_sound(folder, samples_of(sound), Ear().rate) if isinstance(sound, Audio) else {})
+
+
+def keep(folder: Path, data: bytes, suffix: str) -> str:
+    """The name of the file that holds these bytes, by which it is called; written once."""
     name = hashlib.sha256(data).hexdigest()[:20] + suffix
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / name).exists():
         replace_bytes(folder / name, data)
-    stored: Line = {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
-    sound = AUDIO.value_of(media) if kind_of(media) is AUDIO else None
-    heard = {"sound": f"media/{write_sound(folder, samples_of(sound), Ear().rate).name}"} if isinstance(sound, Audio) else {}
-    return stored | heard
+    return name
 
 
-def store_sound(folder: Path, sample: Sample) -> Line:
-    """A generated sound as its waveform, and the .wav file beside it."""
-    file = write_sound(folder, sample.sound, sample.rate or Ear().rate)
-    return store(folder, sample.sound) | {"sound": f"media/{file.name}"}
+def kept_sound(folder: Path, samples: np.ndarray, rate: int) -> Line:
+    """The .wav file of a sound."""
+    return {"sound": f"media/{keep(folder, wav_bytes(samples, rate), '.wav')}"}
 
 
 def store_clip(folder: Path, sample: Sample) -> Line:
@@ -273,7 +278,9 @@ def frames_of(media: object) -> tuple[list[Image.Image], str]:
         path = Path(media)
         if path.suffix.lower() in PICTURE_SUFFIXES:
             return [open_upright(path)], "picture"
-        return video_frames(path), "video"
+        timeline = read_timeline(path)
+        places = even_indices(len(timeline.times))
+        return [Image.fromarray(piece[0]) for piece in by_pyav(str(path), timeline, places)], "video"
     if kind.name in DRAWN:
         return DRAWN[kind.name](kind.value_of(media)), kind.stored
     if isinstance(media, torch.Tensor):
@@ -319,16 +326,6 @@ def waveform(samples: np.ndarray) -> list[Image.Image]:
     return [Image.fromarray(sheet)]
 
 
-def write_sound(folder: Path, samples: np.ndarray, rate: int) -> Path:
-    """The .wav file of a sound, named by its content and written once."""
-    data = wav_bytes(samples, rate)
-    path = folder / f"{hashlib.sha256(data).hexdigest()[:20]}.wav"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_bytes(path, data)
-    return path
-
-
 DRAWN: dict[str, Callable[..., list[Image.Image]]] = {"video": clip_frames, "audio": lambda sound: waveform(samples_of(sound))}
 """Name of a kind with a dataclass -> the pictures that a samples file shows of it."""
 
@@ -346,11 +343,6 @@ def picture_of(array: np.ndarray) -> Image.Image:
     if array.dtype != np.uint8:
         array = (np.clip(array, 0.0, 1.0) * 255).round().astype(np.uint8) if array.dtype.kind == "f" else array.astype(np.uint8)
     return upright_rgb(Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array))
-
-
-def video_frames(path: Path) -> list[Image.Image]:
-    timeline = read_timeline(path)
-    return [Image.fromarray(piece[0]) for piece in by_pyav(str(path), timeline, even_indices(len(timeline.times)))]
 
 
 def even_indices(count: int) -> list[int]:

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.run.sample_files import frames_of, strip, write_clip
 from mmrl.app.run.trackers import flat
-from mmrl.core.types import Group, Sample, Scores, Status
+from mmrl.core.types import Group, Scores, Status
 from mmrl.runtime.net.secrets import hide_in_json
 from mmrl.training.callbacks import Callback, Examples
 
@@ -73,7 +72,7 @@ class AccelerateTrackers(Callback):
         """A table of completions with their scores, and pictures and clips shown or made, of the first `num_examples` groups."""
         chosen = groups[: self.num_examples]
         rows: list[Line] = hide_in_json(example_rows(chosen, scores))
-        texts = captions(rows)
+        texts, shows_clips = captions(rows), not {"wandb", "trackio"}.isdisjoint(self.trackers)
         pictures = [
             PictureFile(f"{split}/{group.prompt.id}/{place}", picture, text)
             for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
@@ -83,17 +82,10 @@ class AccelerateTrackers(Callback):
             ClipFile(f"{split}/{group.prompt.id}/sample-{i}-clip", file, own[i])
             for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
             for i, sample in enumerate(group.samples)
-            if (file := self.clip_file(sample)) is not None
+            if shows_clips and (file := write_clip(self.media, sample)) is not None
         ]
         for name, tracker in self.trackers.items():
             EXAMPLES[name](tracker, step, split, Show(rows, pictures, clips))
-
-    def clip_file(self, sample: Sample) -> Path | None:
-        """A generated clip as the file beside the run's samples; None where it is none, or no service would show it."""
-        if sample.video is None or not {"wandb", "trackio"} & set(self.trackers):
-            return None
-        self.media.mkdir(parents=True, exist_ok=True)
-        return write_clip(self.media, sample)
 
     def close(self) -> None:
         for tracker in self.trackers.values():
@@ -232,10 +224,3 @@ def markdown_table(rows: list[Line]) -> str:
     cells = [["".join(escape.get(c, c) for c in str(value)) for value in row.values()] for row in rows]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def build_trackers(config: RunConfig, run: RunDir) -> Callback:
-    """The services that a config names."""
-    settings: Mapping[str, object] = as_table(config)
-    chosen = config.trackers
-    return AccelerateTrackers(chosen.names, run.path, chosen.project, settings, chosen.num_examples)

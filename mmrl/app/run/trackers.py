@@ -44,16 +44,13 @@ class JsonlTracker(Callback):
     def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
         if examples is not None:
             self.write(step, examples, "train")
-        self.log(step, metrics)
+        self.run.append(step, metrics)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
-        self.log(step, metrics)
+        self.run.append(step, metrics)
         self.write(step, examples, "eval")
         for name, one in examples.also.items():
             self.write(step, one, also_split(name))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.run.append(step, metrics)
 
     def write(self, step: int, examples: Examples, split: str) -> None:
         """The samples file of a step."""
@@ -111,7 +108,8 @@ class Progress(Callback):
         text = printable("  ".join(filter(None, (figures(metrics, self.prompts_per_step, self.denoises), time_line(metrics)))))
         self.bar.update(self.task, completed=step, description=text)
         counted = f"{self.place}: step {step} of {self.num_steps}" if self.place else f"step {step}/{self.num_steps}"
-        self.lines.say(f"{counted}  {text}  {self._time_left(step, now)}", step == self.num_steps)
+        left = (now - self.started[1]) / (step - self.started[0] + 1) * (self.num_steps - step)
+        self.lines.say(f"{counted}  {text}  {duration(left)} left", step == self.num_steps)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
         """Write the figures above the bar, compared with the first, without rewards' parts; a line for each way to answer."""
@@ -135,11 +133,6 @@ class Progress(Callback):
             self.first[name] = value
             return ""
         return f" ({value - self.first[name]:+.3f})"
-
-    def _time_left(self, step: int, now: float) -> str:
-        assert self.started is not None
-        done = step - self.started[0] + 1
-        return f"{duration((now - self.started[1]) / done * (self.num_steps - step))} left"
 
 
 @dataclass
