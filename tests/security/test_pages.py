@@ -109,7 +109,7 @@ def evil_run(folder: Path) -> RunDir:
             values = torch.rand(len(both), 2)
             scores = Scores((EVIL[1], EVIL[3]), values, torch.zeros(len(both), 2, dtype=torch.long), torch.ones(2))
             tracker.write(step, Examples(both, scores), split)
-        JsonlTracker(run).log(step, {f"{room}/{text}": 0.5 + step for room in ("eval", "reward", "policy") for text in EVIL})
+        run.append(step, {f"{room}/{text}": 0.5 + step for room in ("eval", "reward", "policy") for text in EVIL})
     run.warnings_file.write_text("".join(json.dumps({"step": 1, "level": "warning", "text": text}) + "\n" for text in EVIL))
     return run
 
@@ -162,7 +162,7 @@ def test_long_answers_are_cut_and_the_samples_file_has_them_whole(tmp_path: Path
     scores = Scores(("r",), torch.arange(6.0)[:, None], torch.zeros(6, 1, dtype=torch.long), torch.ones(1))
     for step in (0, 1):
         JsonlTracker(run, "pixel").write(step, Examples(groups, scores), "eval")
-        JsonlTracker(run).log(step, {"eval/total": 0.5})
+        run.append(step, {"eval/total": 0.5})
     file = write_report(run.path)
     assert file.stat().st_size < 3_000_000
     page = check_page(file, num_scripts=1)

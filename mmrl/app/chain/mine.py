@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.progress import track
 
-from mmrl.algorithms.miners import Difficulty, Miner
+from mmrl.algorithms.miners import Difficulty
 from mmrl.algorithms.planners.base import seed_of
 from mmrl.app.chain.rows import file_of, lines_of_file, part_of, prompts_to_mine, signed
 from mmrl.app.config.data import data_tables
@@ -73,19 +73,13 @@ def mine_some(job: Job, stage: Stage, prompts: Sequence[Prompt], chosen: range, 
     assert stage.miner is not None
     count, seed = num_samples(stage), stage.resolved.config.seed
     requests = [Request(prompts[i], count, group_id=i, seed=seed_of(seed, i)) for i in chosen[ranks.rank :: ranks.world]]
-    mine = lines_of(job, requests, stage.miner, job.trainer.sampling(stage.begin + 1))
-    found = {i: line for part in ranks.gather(mine) for i, line in part.items()}
+    lines = dict[int, Line]()
+    for group, totals in samples_with_totals(job, requests, job.trainer.sampling(stage.begin + 1)):
+        mined = stage.miner(group.samples, totals)
+        lines[group.id] = {"id": group.prompt.id, "right": mined.right, "scored": mined.scored, "rows": mined.rows}
+    found = {i: line for part in ranks.gather(lines) for i, line in part.items()}
     for i in chosen if ranks.is_main else ():
         append_line(part_of(file_of(run, stage)), signed(found[i], prompts[i], stage, run))
-
-
-def lines_of(job: Job, requests: Sequence[Request], miner: Miner, sampling: object) -> dict[int, Line]:
-    """The line of each request, by its group's id."""
-    lines: dict[int, Line] = {}
-    for group, totals in samples_with_totals(job, requests, sampling):
-        found = miner(group.samples, totals)
-        lines[group.id] = {"id": group.prompt.id, "right": found.right, "scored": found.scored, "rows": found.rows}
-    return lines
 
 
 def samples_with_totals(job: Job, requests: Sequence[Request], sampling: object = None) -> list[tuple[Group, list[float]]]:

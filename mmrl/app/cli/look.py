@@ -1,4 +1,4 @@
-"""`mmrl report`, `watch` and `compare`: looking at runs."""
+"""`mmrl report`, `watch`, `compare`, `draw` and `ask`: looking at runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,10 @@ from mmrl.app.commands.options import AsJson
 
 Answers = Annotated[
     Path, Argument(metavar="RUN|EVALUATION", help="A run's folder, or the folder or predictions.jsonl of `mmrl eval`.")
+]
+
+Step = Annotated[
+    int | None, Option(min=0, help="This checkpoint instead of the newest; 0 is the model before training, to compare with.")
 ]
 
 
@@ -59,3 +63,60 @@ def compare(
         print_comparison(comparison, Terminal(markup=True))
     if html is not None:
         typer.echo(comparing.write_comparison(comparison, html), err=True)
+
+
+def draw(
+    run: RunFolder,
+    prompt: Annotated[str, Argument(metavar="PROMPT", help="What to draw, how to edit the pictures, or how a clip goes on.")],
+    image: Annotated[
+        list[Path] | None, Option(metavar="PICTURE", help="A picture to edit, or a first frame; may be repeated.")
+    ] = None,
+    seed: Annotated[
+        int | None, Option(min=0, max=2**32 - 1, help="Seed of the noise (default: that of the run's evaluation).")
+    ] = None,
+    step: Step = None,
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="The picture, or the clip as .mp4 (default: in the run's folder tries/).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a prompt with a run's model, by any of its checkpoints: the same seed draws the same noise for all of them."""
+    from mmrl.app.files import json_text
+    from mmrl.app.one_prompt.draw import draw as draw_one
+    from mmrl.app.run.revive import step_words
+
+    found = draw_one(run, prompt, image or [], step, seed, out)
+    said = f"{step_words(int(str(found['step'])))}, seed {found['seed']}: {found['file']}"
+    typer.echo(json_text(found) if as_json else said)
+
+
+def ask(
+    run: RunFolder,
+    words: Annotated[list[str], Argument(metavar="[FILE]... QUESTION", help="Pictures or clips, then the question in quotes.")],
+    step: Step = None,
+    out: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="The picture with the boxes of the answer (default: in the run's folder tries/)."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a run's model about a picture or clip, by any of its checkpoints; boxes in the answer are drawn into the picture.
+
+    The question is put as the run puts its own: with its system prompt and answer format.
+    """
+    from mmrl.app.errors import printable
+    from mmrl.app.files import json_text
+    from mmrl.app.one_prompt.ask import ask as ask_one
+    from mmrl.app.run.revive import step_words
+
+    found = ask_one(run, words, step, out)
+    if as_json:
+        typer.echo(json_text(found))
+        return
+    typer.echo(printable(f"{step_words(int(str(found['step'])))}: {found['answer'] or '(nothing)'}"))
+    if found["truncated"]:
+        typer.echo("cut at the length limit (policy.sampling.max_new_tokens)", err=True)
+    if found["file"] is not None:
+        typer.echo(f"boxes: {found['file']}")
+    elif out is not None:
+        typer.echo(f"{out} is not written: the answer has no box that can be drawn into a picture", err=True)

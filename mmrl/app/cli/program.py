@@ -15,8 +15,7 @@ from typer import Argument, Option
 from mmrl.app.cli.arguments import RunFolder, with_options
 from mmrl.app.cli.data import data
 from mmrl.app.cli.environment import environment
-from mmrl.app.cli.look import compare, report, watch
-from mmrl.app.cli.prompt import ask, draw
+from mmrl.app.cli.look import ask, compare, draw, report, watch
 from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.engine import engine

@@ -1,9 +1,11 @@
 """The files of a run that trains: read as they grow, held in little memory however long the run is."""
 
 import json
+import math
+import os
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.app.report.data import EVAL, TRAIN, RunData, is_evaluation, read_config, warning_counts
@@ -11,7 +13,6 @@ from mmrl.app.report.rows import SampleLine, mean
 from mmrl.app.run.folder import REQUESTS, SEEN, Line, RunDir, lines_of_changes
 from mmrl.app.run.launch import is_locked
 from mmrl.app.toml.tables import Values, value_at
-from mmrl.app.watch.tail import MetricTail, Tail, number
 
 RECENT = 50
 """Steps whose time says where time goes and how long the rest will take."""
@@ -20,6 +21,10 @@ MOST_WARNINGS = 2000
 PROMPTS_SHOWN = 6
 MOST_READ = 8 << 20
 """Bytes of a samples file that are read for them."""
+MOST_POINTS = 120
+"""Points of a series; a longer one is kept as means of neighbouring lines."""
+MOST_NAMES = 500
+"""Metrics that are followed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class RunProgress:
     @property
     def seconds_left(self) -> float:
         """The steps that are left, without evaluations; NaN where it is unknown."""
-        return float("nan") if self.wanted is None else max(0, self.wanted - self.step) * self.step_s
+        return math.nan if self.wanted is None else max(0, self.wanted - self.step) * self.step_s
 
 
 class Feed:
@@ -56,7 +61,7 @@ class Feed:
     def _forget(self) -> None:
         self._metrics, self._warnings = Tail(self.run.metrics_file), Tail(self.run.warnings_file)
         self._train, self._evals = MetricTail(), MetricTail()
-        self._recent = deque[Line](maxlen=RECENT)
+        self.recent = deque[Line](maxlen=RECENT)
         self._said = list[Line]()
 
     def follow(self) -> None:
@@ -68,7 +73,7 @@ class Feed:
                 self._evals.add(line)
             else:
                 self._train.add(line)
-                self._recent.append({name: line[name] if name == "step" else number(value) for name, value in line.items()})
+                self.recent.append({name: line[name] if name == "step" else number(value) for name, value in line.items()})
         self._said += [line for line in self._warnings.fresh() if isinstance(line.get("text"), str)]
         del self._said[MOST_WARNINGS:]
 
@@ -81,10 +86,6 @@ class Feed:
     def width(self) -> int:
         """Steps in a point of the curves."""
         return self._train.width
-
-    @property
-    def recent(self) -> list[Line]:
-        return list(self._recent)
 
     def data(self) -> RunData:
         """The run as the report's charts take it: long curves in few points, no samples."""
@@ -107,7 +108,7 @@ class Feed:
 
     def state(self, data: RunData) -> RunProgress:
         asked = tuple(what for what in REQUESTS if self.run.request_file(what).exists())
-        step_s = mean(line.get("time/step_s", float("nan")) for line in self._recent)
+        step_s = mean(line.get("time/step_s", math.nan) for line in self.recent)
         return RunProgress(data.steps_done, data.steps_wanted, is_locked(self.run.path), step_s, asked)
 
     def newest_samples(self) -> list[tuple[str, int, Path]]:
@@ -136,3 +137,104 @@ def first_lines(file: Path) -> Iterator[Line]:
                 yield json.loads(text)
     except FileNotFoundError:
         return
+
+
+class Tail:
+    """The new lines of a .jsonl file; a last line without its end is left until it is whole."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._offset, self._inode = 0, 0
+        self.num_bad = 0
+        """Lines that were no JSON objects, and are left out."""
+
+    def is_another(self) -> bool:
+        """Was the file written anew or cut since the last look, as by a run that resumes? It must then be read from the start."""
+        try:
+            found = os.stat(self.file)
+        except FileNotFoundError:
+            return self._offset > 0
+        return self._offset > 0 and (found.st_ino != self._inode or found.st_size < self._offset)
+
+    def fresh(self) -> list[Line]:
+        """The lines since the last call, none of an absent file."""
+        try:
+            with self.file.open("rb") as stream:
+                found = os.fstat(stream.fileno())
+                self._inode = found.st_ino
+                stream.seek(self._offset)
+                added = stream.read(max(0, found.st_size - self._offset))
+        except FileNotFoundError:
+            return []
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        lines = [line_of(text) for text in whole.split(b"\n") if text.strip()]
+        self.num_bad += lines.count(None)
+        return [line for line in lines if line is not None]
+
+
+def line_of(text: bytes) -> Line | None:
+    """A JSON object with a step, or None."""
+    try:
+        line = json.loads(text)
+        return line if isinstance(line, dict) and math.isfinite(line["step"]) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+@dataclass
+class LineBucket:
+    """Neighbouring lines: the last step, and the sum and number of every metric's finite values."""
+
+    step: int
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+
+    def add(self, values: Mapping[str, tuple[float, int]]) -> None:
+        for name, (value, count) in values.items():
+            total, number = self.sums.get(name, (0.0, 0))
+            self.sums[name] = total + value, number + count
+
+
+class MetricTail:
+    """Lines of metrics in at most MOST_POINTS means; memory and time do not grow with their number."""
+
+    def __init__(self) -> None:
+        self.width, self.num_lines = 1, 0
+        """Lines in a point; lines so far."""
+        self._buckets: list[LineBucket] = []
+        self._names: set[str] = set()
+
+    def add(self, line: Line) -> None:
+        step, values = int(line["step"]), {name: number(value) for name, value in line.items() if name != "step"}
+        self._names |= set(list(values)[: MOST_NAMES - len(self._names)]) if len(self._names) < MOST_NAMES else set()
+        if self.num_lines % self.width == 0:
+            self._buckets.append(LineBucket(step))
+        self._buckets[-1].step = step
+        self._buckets[-1].add({n: (v, 1) if math.isfinite(v) else (0.0, 0) for n, v in values.items() if n in self._names})
+        self.num_lines += 1
+        if len(self._buckets) > MOST_POINTS:
+            self._halve()
+
+    def lines(self) -> list[Line]:
+        """The points as lines of a run's metrics; NaN where none of a point's values was finite."""
+        return [
+            {"step": one.step} | {name: total / count if count else math.nan for name, (total, count) in one.sums.items()}
+            for one in self._buckets
+        ]
+
+    def _halve(self) -> None:
+        pairs = [self._buckets[i : i + 2] for i in range(0, len(self._buckets), 2)]
+        for first, *second in pairs:
+            for other in second:
+                first.step = other.step
+                first.add(other.sums)
+        self._buckets = [pair[0] for pair in pairs]
+        self.width *= 2
+
+
+def number(value: object) -> float:
+    """A value of metrics.jsonl; NaN for what is no number."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return math.nan

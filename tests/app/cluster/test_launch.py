@@ -79,13 +79,10 @@ def test_the_script_starts_a_launch_on_every_node(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
 def test_shipped_scripts_are_those_that_launch_writes(file: Path):
     name = f"cluster/{file.stem}"
+    assert len(SCRIPTS) == len(NODES) and name in NODES
     assert file.read_text() == batch_script(configs.load(name).config.cluster, [name])
     subprocess.run(["bash", "-n", str(file)], check=True, timeout=60)
     assert file.stat().st_mode & 0o111
-
-
-def test_there_is_a_script_for_every_shipped_cluster():
-    assert [f"cluster/{file.stem}" for file in SCRIPTS] == sorted(NODES)
 
 
 def test_a_port_that_is_taken_is_named():
@@ -105,10 +102,12 @@ def test_too_few_cards_are_told(monkeypatch: pytest.MonkeyPatch):
         launch(LaunchArguments(["tiny/image", "cluster={gpus_per_node=4, trainers=4, port=29517}"]))
 
 
-def test_an_engine_without_its_environment_is_refused(tmp_path: Path):
-    words = ["tiny/image", f"policy.engine={{kind='vllm', environment='{tmp_path / 'none'}'}}", "cluster.engines=1"]
+def test_an_engine_without_its_environment_and_one_of_other_machines_without_a_folder_are_refused(tmp_path: Path):
+    words = ["tiny/image", f"policy.engine={{kind='vllm', environment='{tmp_path / 'none'}'}}"]
     with pytest.raises(ValueError, match=r"engine 0 cannot run here: there is no environment of vLLM in .*none"):
-        launch(LaunchArguments(words))
+        launch(LaunchArguments([*words, "cluster.engines=1"]))
+    with pytest.raises(ValueError, match=r"which is another machine, and policy.engine.folder is empty"):
+        launch(LaunchArguments([*words, "cluster={nodes=2, trainers=2, engines=2}"], dry_run=True))
 
 
 def test_servers_that_other_machines_reach_need_a_key(tmp_path: Path):
@@ -119,12 +118,6 @@ def test_servers_that_other_machines_reach_need_a_key(tmp_path: Path):
         launch(LaunchArguments(words, node=1, hosts="a,b"))
     with pytest.raises(ValueError, match="give the names of all with --hosts"):
         launch(LaunchArguments(words, node=1))
-
-
-def test_engines_of_other_machines_need_a_shared_folder(tmp_path: Path):
-    words = ["tiny/image", "policy.engine={kind='vllm'}", "cluster={nodes=2, trainers=2, engines=2}"]
-    with pytest.raises(ValueError, match=r"which is another machine, and policy.engine.folder is empty"):
-        launch(LaunchArguments(words, dry_run=True))
 
 
 @pytest.fixture

@@ -45,6 +45,8 @@ class FakeRay:
     """No program of Ray begins on the machines that are lent."""
     slow: Exception | None = None
     """Raised as a machine's launch begins."""
+    saved: list[int | None] = field(default_factory=list[int | None])
+    """The newest checkpoint of every attempt."""
     log: list[Any] = field(default_factory=list[Any])
     started: list[list[str]] = field(default_factory=list[list[str]])
     given: dict[str, str] = field(default_factory=dict[str, str])
@@ -56,11 +58,14 @@ class FakeRay:
     @property
     def util(self) -> Any:
         place = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda group, i: i)
-        return SimpleNamespace(
-            placement_group=self.placement_group,
-            remove_placement_group=lambda group: self.log.append("group removed"),
-            scheduling_strategies=place,
-        )
+        calls = {"placement_group": self.placement_group, "remove_placement_group": self.removed}
+        return SimpleNamespace(**calls, scheduling_strategies=place)
+
+    def removed(self, group: object) -> None:
+        """Go on to what the next attempt's machines do, if there is one."""
+        self.log.append("group removed")
+        if len(self.ends) > 1:
+            del self.ends[0], self.saved[0]
 
     def placement_group(self, bundles: list[Any], strategy: str) -> Any:
         self.log.append((bundles, strategy))
@@ -119,7 +124,7 @@ def late() -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def told() -> list[str]:
     return []
 
 
@@ -128,28 +133,10 @@ def job(folder: Path, **more: Any) -> RayLaunch:
     return RayLaunch(cluster, ("tiny/image", "output='run'"), folder / "run")
 
 
-class Attempts(FakeRay):
-    """Goes on to what the next attempt's machines do when a group is removed, with a checkpoint where `saves` says so."""
-
-    saved: list[int | None]
-
-    @property
-    def util(self) -> Any:
-        own = super().util
-        own.remove_placement_group = self.removed
-        return own
-
-    def removed(self, group: object) -> None:
-        self.log.append("group removed")
-        if len(self.ends) > 1:
-            del self.ends[0], self.saved[0]
-
-
 def run(
     folder: Path, told: list[str], monkeypatch: pytest.MonkeyPatch, ends: Any, saved: Any, **more: Any
-) -> tuple[int, Attempts]:
-    ray = Attempts(ends)
-    ray.saved = saved
+) -> tuple[int, FakeRay]:
+    ray = FakeRay(ends, saved=saved)
     monkeypatch.setattr(RayLaunch, "newest", lambda self: ray.saved[0])
     return run_on_ray(job(folder, **more), told.append, ray), ray
 
@@ -262,13 +249,13 @@ def test_a_dry_run_shows_the_bundles(capsys: pytest.CaptureFixture[str], tmp_pat
 
 def test_what_ray_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     own = [*WORDS, f"output='{tmp_path}/run'"]
-    with pytest.raises(ValueError, match="leave --hosts and --node out"):
-        launch(LaunchArguments(own, on="ray", hosts="a,b"))
-    with pytest.raises(ValueError, match="set output to one that all machines see"):
-        launch(LaunchArguments(WORDS, on="ray"))
     monkeypatch.setattr(on_ray, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
-    with pytest.raises(ValueError, match=r'pip install "mmrl\[ray\]"'):
-        launch(LaunchArguments(own, on="ray"))
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    with pytest.raises(ValueError, match=r"ray://, Ray's client.*ray job submit"):
-        launch(LaunchArguments(own, on="ray"))
+    for words, hosts, address, message in (
+        (own, "a,b", "", "leave --hosts and --node out"),
+        (WORDS, "", "", "set output to one that all machines see"),
+        (own, "", "", r'pip install "mmrl\[ray\]"'),
+        (own, "", "ray://head:10001", r"ray://, Ray's client.*ray job submit"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ValueError, match=message):
+            launch(LaunchArguments(words, on="ray", hosts=hosts))
