@@ -121,7 +121,7 @@ def write_run(
 
     for step in range(steps + 1):
         if step:
-            tracker.log(step, figures_of(rng, step, level(step)))
+            run.append(step, figures_of(rng, step, level(step)))
         if step and (step == 1 or step % 10 == 0):
             groups = [group_of(rng, 100 * step + i, kind, size, 4, 0.5 - 0.4 * step / steps) for i in range(4)]
             tracker.write(step, Examples(groups, scores_of(rng, 16, level(step))), "train")
@@ -129,7 +129,7 @@ def write_run(
             held_out = random.Random(seed + 1)
             groups = [group_of(held_out, i, kind, size, 1, 0.6 - 0.5 * step / max(1, steps)) for i in range(num_prompts)]
             scores = scores_of(rng, num_prompts, level(step))
-            tracker.log(
+            run.append(
                 step, {"eval/iou": level(step), "eval/total": float(scores.total().mean()), "eval/completion_length": 17.0}
             )
             tracker.write(step, Examples(groups, scores), "eval")

@@ -73,11 +73,7 @@ class Lent:
         # a sequence that makes its prompts when they are looked at, as data sets do, is left as it is
         is_lazy = isinstance(prompts, Sequence) and not isinstance(prompts, list | tuple)
         own = prompts if is_lazy else as_prompts(prompts, name)
-
-        def load() -> object:
-            return own
-
-        return {"use": self.lend(load, name)}
+        return {"use": self.lend(lambda: own, name)}
 
     def algorithm(self, algorithm: AlgorithmInput) -> Values:
         """An `[algorithm]` table: the preset's name, or every part of one made in Python."""

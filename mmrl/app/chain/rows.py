@@ -1,10 +1,9 @@
 """The rows that a stage writes for later ones: a file of the run, which names prompts of the stage's own data."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -32,8 +31,13 @@ def part_of(file: Path) -> Path:
 @contextmanager
 def rows_before(stages: Sequence[Stage], at: int, run: RunDir | None = None) -> Iterator[None]:
     """Let the stage in this place read what earlier ones wrote; without a run, prompts with columns that stand for theirs."""
-    with offer({f"{STAGE}{one.name}": partial(load_rows, stages, i, run) for i, one in enumerate(stages[:at]) if one.miner}):
+    with offer({f"{STAGE}{one.name}": loader(stages, i, run) for i, one in enumerate(stages[:at]) if one.miner}):
         yield
+
+
+def loader(stages: Sequence[Stage], at: int, run: RunDir | None) -> Callable[[], list[Prompt]]:
+    """The `load` of a data set that is a stage's rows; its parameters are read as settings, so it has none."""
+    return lambda: load_rows(stages, at, run)
 
 
 def prompts_to_mine(stages: Sequence[Stage], at: int, run: RunDir | None) -> list[Prompt]:

@@ -168,14 +168,12 @@ def print_geometry(made: Plan) -> None:
         "group size": str(algorithm.group_size),
         "rounds of sampling": range_text(made.usual.rounds, longest),
         "samples scored per step": range_text(made.usual.scored, None if made.most is None else made.most.scored),
-        **({"sizes of pictures": sizes_text(made.usual.drawn)} if len(made.usual.drawn) > 1 else {}),
-        **({"largest step": f"{sizes_text(made.heaviest)}: memory is counted for it"} if made.heaviest else {}),
-        **({"episodes": made.episode} if made.episode else {}),
-        **(
-            {"sampling": f"beside training, {config.ahead} step(s) ahead: engines and samplers need cards of their own"}
-            if config.ahead
-            else {}
-        ),
+        "sizes of pictures": sizes_text(made.usual.drawn) if len(made.usual.drawn) > 1 else "",
+        "largest step": f"{sizes_text(made.heaviest)}: memory is counted for it" if made.heaviest else "",
+        "episodes": made.episode,
+        "sampling": f"beside training, {config.ahead} step(s) ahead: engines and samplers need cards of their own"
+        if config.ahead
+        else "",
         "rows that train": str(made.usual.trained),
         "updates": updates(algorithm),
         "parts of an update": f"{update.parts / made.usual.updates:g} of at most {counted_size(config)} "
@@ -184,16 +182,13 @@ def print_geometry(made: Plan) -> None:
         "read before updates": ", ".join(made.readings) or "nothing",
         "weights kept beside": ", ".join(name.partition(": ")[2] for name in kept) or "none",
         "evaluations": str(evaluations(config)),
-        **(
-            {"training prompts shown": f"{config.num_seen}, every {config.samples_every} steps, not scored"}
-            if config.num_seen
-            else {}
-        ),
+        "training prompts shown": f"{config.num_seen}, every {config.samples_every} steps, not scored" if config.num_seen else "",
         "checkpoints": checkpoints_text(config),
     }
     grid = Grid("geometry", f"from {made.prompts} prompts", box=None, title_justify="left")
     for name, value in rows.items():
-        grid.add_row(name, value)
+        if value:
+            grid.add_row(name, value)
     console.print(grid)
 
 

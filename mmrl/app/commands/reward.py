@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 
 from PIL import Image
 from rich.table import Table as Grid
+from rich.text import Text
 
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import SPACES, Space
@@ -252,7 +253,10 @@ def print_scores(name: str, cards: Sequence[Card]) -> None:
     grid = Grid("score", "prompt", "output", "parts", title=f"{name}, best first", title_justify="left", box=None)
     for i, c in enumerate(cards):
         if len(cards) <= 40 or i < 20 or i >= len(cards) - 20:
-            add_card(grid, c)
+            value = "-" if c["score"] is None else f"{c['score']:.4g}"
+            parts = ", ".join(f"{key} {number:.3g}" for key, number in c["parts"].items())
+            prompt, output = (Text(printable(excerpt(text))) for text in (c["prompt"], c["completion"] or c["output"]))
+            grid.add_row(value, prompt, output, Text(printable(parts)))
         elif i == 20:
             grid.add_row("...", f"{len(cards) - 40} more", "", "")
     console.print(grid)
@@ -262,15 +266,6 @@ def print_scores(name: str, cards: Sequence[Card]) -> None:
         console.print(f"{len(values)} scored, mean {sum(values) / len(values):.4g}, {min(values):.4g} to {max(values):.4g}")
     if missing:
         console.print(f"{missing} without a score (failed, or the reward does not apply)", style="yellow")
-
-
-def add_card(grid: Grid, c: Card) -> None:
-    from rich.text import Text
-
-    value = "-" if c["score"] is None else f"{c['score']:.4g}"
-    parts = ", ".join(f"{key} {number:.3g}" for key, number in c["parts"].items())
-    prompt, output = (Text(printable(excerpt(text))) for text in (c["prompt"], c["completion"] or c["output"]))
-    grid.add_row(value, prompt, output, Text(printable(parts)))
 
 
 def excerpt(text: str) -> str:

@@ -56,21 +56,16 @@ class FitsPictures(Protocol):
     fit: str
 
 
-def overlap(trained: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[Prompt]:
-    """The held-out prompts that show and ask the same as one to train on."""
-    texts = {prompt.text for prompt in held_out}
-    known = {contents(prompt) for prompt in trained if prompt.text in texts}
-    return [prompt for prompt in held_out if contents(prompt) in known]
-
-
 def contents(prompt: Prompt) -> tuple[object, ...]:
     """Equal where two prompts show and ask the same."""
     return (prompt.text, *(medium.tobytes() if hasattr(medium, "tobytes") else str(medium) for medium in prompt.media))
 
 
 def overlap_sentence(trained: Sequence[Prompt], held_out: Sequence[Prompt]) -> str:
-    """The sentence about held-out prompts that are trained on, too; empty where there are none."""
-    shared = overlap(trained, held_out)
+    """The sentence about held-out prompts that show and ask the same as one to train on; empty where there are none."""
+    texts = {prompt.text for prompt in held_out}
+    known = {contents(prompt) for prompt in trained if prompt.text in texts}
+    shared = [prompt for prompt in held_out if contents(prompt) in known]
     named = ", ".join(repr(prompt.id) for prompt in shared[:3])
     remedy = "take another split, or mmrl data split"
     return f"{len(shared)} of {len(held_out)} prompts are trained on, too ({named}): {remedy}" if shared else ""
