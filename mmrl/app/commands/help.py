@@ -147,7 +147,7 @@ class InOrder(Commands):
 
 
 def completing(*kinds: str) -> Callable[[str], list[str]]:
-    """What the shell completes a word by: names of these kinds with a prefix; the shell itself completes files."""
+    """A completion of words by names of these kinds; the shell itself completes files."""
 
     def complete(incomplete: str) -> list[str]:
         return [listed.name for kind in kinds for listed in catalog(kind) if listed.name.startswith(incomplete)]

@@ -254,7 +254,7 @@ class RewardTestOptions(FileOptions):
 
 @dataclass(frozen=True)
 class ScoreOptions(FileOptions):
-    """What a scoring of finished outputs writes, beside its table."""
+    """The files that a scoring of finished outputs writes, beside its table."""
 
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a gallery, best first.")] = None
     out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None
