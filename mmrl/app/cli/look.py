@@ -82,7 +82,7 @@ def draw(
 ) -> None:
     """Draw a prompt with a run's model, by any of its checkpoints: the same seed draws the same noise for all of them."""
     from mmrl.app.files import json_text
-    from mmrl.app.one_prompt.draw import draw as draw_one
+    from mmrl.app.one_prompt import draw as draw_one
     from mmrl.app.run.revive import step_words
 
     found = draw_one(run, prompt, image or [], step, seed, out)
@@ -106,7 +106,7 @@ def ask(
     """
     from mmrl.app.errors import printable
     from mmrl.app.files import json_text
-    from mmrl.app.one_prompt.ask import ask as ask_one
+    from mmrl.app.one_prompt import ask as ask_one
     from mmrl.app.run.revive import step_words
 
     found = ask_one(run, words, step, out)
