@@ -32,8 +32,6 @@ NOT_KEPT = {
     ".meter": "what a step cost",
     ".audit": "looks at rollouts, and begins again with a resumed run",
     ".reader.gate": "looks at rollouts, and begins again with a resumed run",
-    ".memory.prompts": "of one step, renewed at its beginning",
-    ".memory.sizes": "of one step, renewed at its beginning",
     ".memory.guided": "of one step, renewed at its beginning",
     ".asked.requests": "of one step, renewed at its beginning",
     ".cuts": "of one step, renewed at its beginning",

@@ -222,7 +222,7 @@ class Scaffold(Remembering):
 
 
 @dataclass(frozen=True)
-class BesideHint(Remembering):
+class BesideHint(Once):
     """Half of every group sees a text from a column, and all of it trains on the plain prompt (PolicyRollout, arXiv:2510.09474).
 
     Samples under the text count as if they had been sampled without it: their old log-probabilities are read after the plain
@@ -238,8 +238,6 @@ class BesideHint(Remembering):
     def __post_init__(self) -> None:
         check_ranges(self)
         check_template(self, "hint_text", self.hint_text, "{hint}")
-
-    max_rounds = 1
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError where no prompt has the text."""
@@ -258,9 +256,6 @@ class BesideHint(Remembering):
                 shown = with_hint(request.prompt, self.hint_text, "\n".join(hints))
                 requests.append(replace(request, count=half, seed=seed_of(request.seed, 1), shown=Shown(shown)))
         return requests
-
-    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
-        return Revision()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.notes import Notes
-from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
+from mmrl.algorithms.planners.asked import Remembering
+from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.uncertainty import uncertainty
-from mmrl.core.hooks import PlannerHooks
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores, Tempering
 from mmrl.runtime.ranges import NonNegative, Positive, Range, Share
@@ -21,7 +21,7 @@ from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class Tempered(Notes, PlannerHooks):
+class Tempered(Notes, Remembering):
     """Samples a share of the prompts once more at temperature T: `hot` up to the target entropy, `cold` above it.
 
     Arbitrary entropy policy optimization, arXiv:2510.08141, code Arbitrary-Entropy b353a05. Take the advantage
@@ -38,33 +38,18 @@ class Tempered(Notes, PlannerHooks):
     """T as long as the entropy is at most the target."""
     cold: Positive = 0.8
     """T above it."""
-    shown: dict[int, Prompt] = field(default_factory=dict[int, Prompt], init=False, compare=False, repr=False)
-    """This step's prompts by group, with their pictures."""
-    seeds: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 
     max_rounds = 2
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        requests = one_request_each(prompts, group_size, first_id, seed)
-        self.shown.clear()
-        self.seeds.clear()
-        self.shown.update({request.group_id: request.prompt for request in requests})
-        self.seeds.update({request.group_id: request.seed for request in requests})
-        return requests
-
-    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
-        if round_index:
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        """Ask for some of the groups again, as groups of their own."""
+        if round_index or not groups:
             return Revision()
         heat = self.hot if self.notes.get("entropy", 0.0) <= self.target else self.cold
-        sizes = {group.id: len(group.samples) for group in groups}
-        count = math.ceil(self.share * len(groups))
-        chosen = random.Random(f"{min(self.seeds.values())}/tempered").sample(sorted(sizes), count)
-        return Revision(
-            [
-                Request(self.shown[one], sizes[one], -1 - i, seed=seed_of(self.seeds[one], -1), tempering=Tempering(heat))
-                for i, one in enumerate(chosen)
-            ]
-        )
+        sizes, seed = {group.id: len(group.samples) for group in groups}, min(one.seed for one in self.asked.requests.values())
+        chosen = random.Random(f"{seed}/tempered").sample(sorted(sizes), math.ceil(self.share * len(groups)))
+        again = [self.asked.again(one, sizes[one], -1, tempering=Tempering(heat)) for one in chosen]
+        return Revision([replace(request, group_id=-1 - i) for i, request in enumerate(again)])
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
         noted = rollouts.recorded[ROLLOUT_LOGPROBS]

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from torch import Tensor
-
+from mmrl.algorithms.planners.asked import Remembering
 from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.views import Degrade, Hint, ShuffleFrames, is_sequence
-from mmrl.core.hooks import PlannerHooks
 from mmrl.core.protocols import State, View
-from mmrl.core.types import Group, Prompt, Request, Revision, Scores
+from mmrl.core.types import Group, Prompt, Request, Revision
 from mmrl.runtime.ranges import Count, CountOrNone, Number, PositiveShare, Share, check_ranges
 
 
@@ -108,18 +106,15 @@ def answer_text(prompt: Prompt) -> str:
 
 @dataclass
 class DifficultyMemory:
-    """Memory of DifficultyAware: the latest rewards, and this step's prompts with how hard they were."""
+    """Memory of DifficultyAware: the latest rewards, and how hard this step's prompts are."""
 
     rewards: deque[float]
-    prompts: dict[int, Prompt] = field(default_factory=dict[int, Prompt])
-    sizes: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    """Group -> its size and seed."""
     guided: dict[int, float] = field(default_factory=dict[int, float])
     """Groups that are sampled with the answer shown -> how much worse than usual they were."""
 
 
 @dataclass(frozen=True)
-class DifficultyAware(PlannerHooks):
+class DifficultyAware(Remembering):
     """D = mean of the last `window` rewards - mean of the group's: D > 0 gets a hint, D < 0 a worse picture (DeepVideo-R1).
 
     arXiv:2506.07464. A hard prompt is sampled with its answer shown, and the best such completion, cut to D * hint_per_reward
@@ -150,41 +145,30 @@ class DifficultyAware(PlannerHooks):
 
     max_rounds = 3
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        requests = one_request_each(prompts, group_size, first_id, seed)
-        known = self.memory
-        known.prompts = {request.group_id: request.prompt for request in requests}
-        known.sizes = {request.group_id: (request.count, request.seed) for request in requests}
-        known.guided = {}
-        return requests
-
-    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Round 0 sees plain groups, round 1 guided ones (and those that are settled), round 2 changes nothing."""
-        total = scores.total()
-        totals = {group.id: [float(x) for x in total[group_ids == group.id]] for group in groups}
         if round_index == 0:
-            return self._look(totals)
-        if round_index == 1:
-            return self._hint(groups, totals)
-        return Revision()
+            return self._look(rewards)
+        return self._hint(groups, rewards) if round_index == 1 else Revision()
 
     def _look(self, totals: Mapping[int, list[float]]) -> Revision:
         """Find hard and easy groups by comparison with the rewards of earlier steps, then remember this step's."""
         known, requests = self.memory, list[Request]()
+        known.guided.clear()
         latest = list(known.rewards)
         for group_id in sorted(totals):
             rewards = finite(totals[group_id])
             known.rewards.extend(rewards)
             if len(latest) < self.window or not rewards:
                 continue
-            delta = mean(latest) - mean(rewards)
+            delta, first = mean(latest) - mean(rewards), self.asked.requests[group_id]
             if delta > self.least:
-                guide = Hint(self.guide_text.replace("{answer}", answer_text(known.prompts[group_id])))
+                guide = Hint(self.guide_text.replace("{answer}", answer_text(first.prompt)))
                 requests.append(self._again(group_id, guide, self.guides, "guide"))
                 known.guided[group_id] = delta
-            elif delta < -self.least and known.prompts[group_id].media:
+            elif delta < -self.least and first.prompt.media:
                 worse = Degrade(min(1.0, -delta * self.noise_per_reward))
-                requests.append(self._again(group_id, worse, known.sizes[group_id][0], "worse"))
+                requests.append(self._again(group_id, worse, first.count, "worse"))
         return Revision(requests, drop_groups=frozenset(request.group_id for request in requests))
 
     def _hint(self, groups: Sequence[Group], totals: Mapping[int, list[float]]) -> Revision:
@@ -197,13 +181,13 @@ class DifficultyAware(PlannerHooks):
             best = group.samples[rewards.index(max(rewards))].text or ""
             shown = best[: int(min(1.0, known.guided[group.id] * self.hint_per_reward) * len(best))]
             hint = Hint(self.hint_text.replace("{hint}", shown))
-            requests.append(self._again(group.id, hint, known.sizes[group.id][0], "hint"))
+            requests.append(self._again(group.id, hint, self.asked.requests[group.id].count, "hint"))
         return Revision(requests, drop_groups=frozenset(request.group_id for request in requests))
 
     def _again(self, group_id: int, view: View, count: int, purpose: str) -> Request:
         """The group sampled anew under another prompt, with other random numbers."""
-        seed = seed_of(self.memory.sizes[group_id][1], len(purpose))
-        return Request(view(self.memory.prompts[group_id], seed), count, group_id, seed=seed)
+        again = self.asked.again(group_id, count, len(purpose))
+        return replace(again, prompt=view(again.prompt, again.seed))
 
     def state_dict(self) -> State:
         return {"rewards": list(self.memory.rewards), "window": self.window}

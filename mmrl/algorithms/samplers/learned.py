@@ -7,7 +7,6 @@ continues exactly.
 
 import math
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast
@@ -53,7 +52,7 @@ def largest(values: Floats, count: int, margin: float = 0.0) -> NDArray[np.int64
 
 
 @dataclass
-class Learning(ABC):
+class Learning:
     """Prompts by id, a generator per draw, and states: shared by the samplers that learn."""
 
     prompts: Sequence[Prompt]
@@ -99,11 +98,13 @@ class Learning(ABC):
         self.draws = state["draws"]
         self.remember(state["memory"])
 
-    @abstractmethod
-    def memory(self) -> State | Held:
-        """All that was learned."""
+    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
+        """Learns nothing from rewards."""
 
-    @abstractmethod
+    def memory(self) -> State | Held:
+        """All that was learned besides the number of draws."""
+        return {}
+
     def remember(self, memory: State) -> None:
         """Take over what was learned."""
 
@@ -374,12 +375,3 @@ class Curriculum(Learning):
         while len(drawn) < num_prompts:
             drawn += rng.sample(open_ones, min(len(open_ones), num_prompts - len(drawn)))
         return [self.prompts[i] for i in drawn]
-
-    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
-        """Learns nothing from rewards."""
-
-    def memory(self) -> State:
-        return {}
-
-    def remember(self, memory: State) -> None:
-        """There is nothing but the number of draws."""

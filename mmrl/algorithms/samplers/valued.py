@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from mmrl.algorithms.samplers.learned import Learning
-from mmrl.core.protocols import State
 from mmrl.core.types import Prompt
 from mmrl.runtime.ranges import Number, Range
 
@@ -44,15 +43,6 @@ class NearestValue(Learning, Judged):
         if self.judge is None:
             raise ValueError('sampler.kind = "NearestValue" asks a value head: set policy.scores = ["value"]')
         return [self.prompts[drawn[i]] for i in nearest(self.judge([self.prompts[i] for i in drawn]), self.target, num_prompts)]
-
-    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
-        """Learns nothing from rewards: the head does."""
-
-    def memory(self) -> State:
-        return {}
-
-    def remember(self, memory: State) -> None:
-        """Nothing but the number of draws."""
 
 
 def nearest(values: Sequence[float], target: float, count: int) -> list[int]:
