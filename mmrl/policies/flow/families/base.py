@@ -308,6 +308,12 @@ def refuse_settings(family: FlowFamily) -> None:
             f"policy.guidance_low is {family.settings.guidance_low:g}, but {family.settings.model!r} has one network for all "
             "times: leave it out, or take a model of two such as Wan 2.2 A14B"
         )
+    for name in ("guidance_low", "guidance_sound"):
+        if getattr(family.settings, name) is not None and family.settings.guidance == 1:
+            raise ValueError(
+                f"policy.guidance is 1, which draws in one pass, so policy.{name} cannot be had: set guidance above 1 or leave "
+                f"{name} out"
+            )
     if family.settings.guidance_rule != "family" and family.embeds_guidance:
         raise ValueError(
             f"policy.guidance_rule is {family.settings.guidance_rule!r}, but {family.settings.model!r} takes the guidance as an "

@@ -70,11 +70,6 @@ class LTX2(FirstLatent):
                 f"policy.model {settings.model!r} reads prompts with {reader}, as LTX-2.5 does, which is not known here: take an "
                 "LTX-2 or 2.3, which read with Gemma 3"
             )
-        if settings.guidance_sound is not None and settings.guidance == 1:
-            raise ValueError(
-                "policy.guidance is 1, which draws in one pass, so policy.guidance_sound cannot be had: set guidance above 1 or "
-                "leave guidance_sound out"
-            )
 
     def __post_init__(self) -> None:
         super().__post_init__()

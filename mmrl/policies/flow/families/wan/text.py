@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import Condition, Conditions, Index, token_count
+from mmrl.policies.flow.families.base import Condition, Conditions, token_count
 from mmrl.policies.flow.families.clips import ClipFamily
 from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.wan.experts import Experts
-from mmrl.policies.flow.settings import FlowPolicyConfig
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 FEED_FORWARD = ("ffn.net.0.proj", "ffn.net.2")
@@ -34,15 +33,6 @@ class Wan(ClipFamily):
     tasks = ("text to video", "text to image", "clips from a first frame (2.2 5B)")
     licence = "Apache-2.0"
     licence_read = "makers"
-
-    @classmethod
-    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
-        super().refuse(index, settings)
-        if settings.guidance_low is not None and settings.guidance == 1:
-            raise ValueError(
-                "policy.guidance is 1, which draws in one pass, so policy.guidance_low cannot be had: set guidance above 1 or "
-                "leave guidance_low out"
-            )
 
     @property
     def network(self) -> nn.Module:
