@@ -69,7 +69,9 @@ SEEN: dict[str, Callable[[Path], Any]] = {
     "a reward for edits": lambda file: sources_of(edit(file))[0],
     "the wanted edit": lambda file: target_of(edit(file)),
     "a reward's server": lambda file: over_the_wire(file.parent),
-    "a reward of flow_grpo": lambda file: (image_tensor([("p", drawing())])[0].permute(1, 2, 0) * 255).byte(),
+    "a reward of flow_grpo": lambda file: (
+        image_tensor([Group(0, Prompt("p"), (Sample(image=drawing()),))])[0].permute(1, 2, 0) * 255
+    ).byte(),
     "a reward of TRL": lambda file: picture_at(str(file)),
     "a masked view": lambda file: repaint(str(file), lambda found: found),
     "a zoom": lambda file: zoom(str(file), (0, 0, 1000, 1000), "norm1000"),
