@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Values
-from mmrl.algorithms.objectives.terms import LOG_RATIO_BOUND, OldPenalty, Surrogate, actions_only, log_ratio
+from mmrl.algorithms.objectives.terms import LOG_RATIO_BOUND, OfTheGroup, OldPenalty, actions_only, log_ratio
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
 from mmrl.runtime.ranges import Count, NonNegative, Positive
@@ -18,7 +18,7 @@ from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class Discriminative(Surrogate):
+class Discriminative(OfTheGroup):
     """-(sum_pos w_i s_i - tau log mean_neg exp(s / tau)) per group, s_i the mean log policy or mean ratio of a rollout.
 
     DisCO (arXiv:2505.12366): w_i = 1 / number of right answers. DRPO (arXiv:2510.04474): w_i ~ exp((1 - len_i / length) /
@@ -38,10 +38,6 @@ class Discriminative(Surrogate):
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, OLD_LOGPROBS) if self.score == "ratio" else (LOGPROBS,)
-
-    @property
-    def scope(self) -> Scope:
-        return "group"
 
     @property
     def at_first_update(self) -> str | None:

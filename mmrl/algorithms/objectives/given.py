@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from mmrl.algorithms.objectives.surrogates import Values
-from mmrl.algorithms.objectives.terms import Surrogate, actions_only
+from mmrl.algorithms.objectives.terms import OfTheGroup, Surrogate, actions_only
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, SCORE
 from mmrl.core.types import Batch, Prompt, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
@@ -46,7 +46,7 @@ class Imitation(Surrogate):
 
 
 @dataclass(frozen=True)
-class Preference(Surrogate):
+class Preference(OfTheGroup):
     """-log sigmoid(beta m), m = (log p - log ref) of the chosen minus that of the rejected (DPO, arXiv:2305.18290).
 
     Log-probabilities are summed over a completion. `loss`: "sigmoid_norm" takes their means in place of sums; "ipo" is
@@ -92,10 +92,6 @@ class Preference(Surrogate):
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, REF_LOGPROBS)
-
-    @property
-    def scope(self) -> Scope:
-        return "group"
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a pair without a difference of rewards, or with one below 0, where they are asked for."""

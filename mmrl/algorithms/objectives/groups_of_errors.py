@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.algorithms.objectives.forward import Error, error_of, error_reads
-from mmrl.algorithms.objectives.terms import Surrogate, actions_only, mean_square
+from mmrl.algorithms.objectives.terms import OfTheGroup, actions_only, mean_square
 from mmrl.core.readings import TARGET_VELOCITY, VELOCITY
-from mmrl.core.types import Batch, Reading, Scope
+from mmrl.core.types import Batch, Reading
 from mmrl.runtime.ranges import NonNegative, Positive
 from mmrl.runtime.tensors import within
 
@@ -19,7 +19,7 @@ Averaged = Literal["old", "ema"]
 
 
 @dataclass(frozen=True)
-class CenteredReward(Surrogate):
+class CenteredReward(OfTheGroup):
     """clip / beta (beta (r - mean r) - (g - mean g))^2, means over the samples of a prompt (CRD, arXiv:2603.14128).
 
     r = -(e - e_old) is what the change of the error says a sample is worth, e = mean (v - target)^2 / w with w = mean |v -
@@ -41,10 +41,6 @@ class CenteredReward(Surrogate):
     def reads(self) -> tuple[Reading, ...]:
         return (VELOCITY, VELOCITY._replace(model=self.old), TARGET_VELOCITY)
 
-    @property
-    def scope(self) -> Scope:
-        return "group"
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         live, old, target = (readings[reading] for reading in self.reads)
         mask, ids = batch.rollouts.action_mask, batch.rollouts.group_ids
@@ -64,7 +60,7 @@ class CenteredReward(Surrogate):
 
 
 @dataclass(frozen=True)
-class GroupPreference(Surrogate):
+class GroupPreference(OfTheGroup):
     """softplus(S) / beta per group, S = beta / G sum_i A_i (e_i - e_i ref), e = mean (v - target)^2 (DGPO, arXiv:2510.08425).
 
     A row gets sigmoid(S) A_i de_i, with S taken over its whole group. With r = exp(e_old - e), rows with r > 1 + clip and A > 0,
@@ -87,10 +83,6 @@ class GroupPreference(Surrogate):
     def reads(self) -> tuple[Reading, ...]:
         old = () if self.clip is None else (VELOCITY._replace(model=self.old),)
         return tuple(dict.fromkeys((VELOCITY, VELOCITY._replace(model=self.ref), TARGET_VELOCITY, *old)))
-
-    @property
-    def scope(self) -> Scope:
-        return "group"
 
     @property
     def at_first_update(self) -> str | None:
@@ -116,7 +108,7 @@ class GroupPreference(Surrogate):
 
 
 @dataclass(frozen=True)
-class DenoisingPreference(Surrogate):
+class DenoisingPreference(OfTheGroup):
     """-log sigmoid(-beta / 2 [(e_w - e_w ref) - (e_l - e_l ref)]) per pair: Diffusion-DPO (arXiv:2311.12908), of flows too.
 
     e is the mean squared error of a noised sample, w the row of the group with A > 0 and l that with A < 0, at one noise and one
@@ -137,10 +129,6 @@ class DenoisingPreference(Surrogate):
     def reads(self) -> tuple[Reading, ...]:
         live, *rest = error_reads(self.error, self.guidance)
         return (live, live._replace(model="ref"), *rest)
-
-    @property
-    def scope(self) -> Scope:
-        return "group"
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask, ids = batch.rollouts.action_mask, batch.rollouts.group_ids

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Values
-from mmrl.algorithms.objectives.terms import PLAIN, Penalty, Surrogate, actions_only, rollout_mean
+from mmrl.algorithms.objectives.terms import PLAIN, OfTheGroup, Penalty, actions_only, rollout_mean
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, REWARD, VALUE
 from mmrl.core.types import Batch, Reading, Scope
 from mmrl.runtime.ranges import Positive, Share
@@ -17,7 +17,7 @@ from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)
-class AdvantageRegression(Surrogate):
+class AdvantageRegression(OfTheGroup):
     """(A_i - (rho_i - mean) / (std + eps))^2, rho_i = sum_t log policy - log old, over a group (Reg-GRPO, arXiv:2506.07464).
 
     No clip and no minimum; only a KL penalty bounds the step, since the value does not change when all rho grow alike. At rho =
@@ -30,10 +30,6 @@ class AdvantageRegression(Surrogate):
     """In nats. At 1 and above, small updates are hardly more than policy gradient; at 0.01 the first one is all gain."""
     level: Literal["sum", "mean"] = "sum"
     """rho is the paper's sum over the actions, which favours long rollouts, or their mean."""
-
-    @property
-    def scope(self) -> Scope:
-        return "group"
 
     @property
     def at_first_update(self) -> str | None:

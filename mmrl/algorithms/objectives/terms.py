@@ -48,6 +48,14 @@ class ProportionalToAdvantage(Surrogate):
     silent_without_advantage = True
 
 
+class OfTheGroup(Surrogate):
+    """A surrogate that compares the rows of a group, which a policy may not cut."""
+
+    @property
+    def scope(self) -> Scope:
+        return "group"
+
+
 class Penalty(TermHooks):
     """The declarations of penalties and bonuses: they look at each action by itself, and take no credit."""
 
