@@ -52,7 +52,6 @@ from mmrl.policies.text.write.rollout import (
     assemble,
     by_weights,
     check_sampling,
-    chunks_of,
     rows_of,
     tokens_of,
     vocabulary_of,
@@ -371,11 +370,17 @@ def by_turns(rows: Sequence[CompletionRow], worlds: Worlds | None) -> tuple[list
 
 
 def split_rows(rows: Sequence[CompletionRow], size: int, prompts: PromptCache | None) -> list[Sequence[CompletionRow]]:
-    """Rows of one temperature, or one rule, in chunks; those at the run's own first. None: lengths are not known yet."""
-    length = None if prompts is None else lambda row: len(prompts[row.shown]) + len(row.tokens)
-    kinds = dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)])
-    alike = ([row for row in rows if row.request.tempering == tempering] for tempering in kinds)
-    return [chunk for some in alike for chunk in chunks_of(some, size, length)]
+    """Rows of one temperature, or one rule, `size` at a time; those at the run's own first.
+
+    Of several chunks those with the longest prompts come first, if known by then, so that rows need little padding.
+    """
+    chunks: list[Sequence[CompletionRow]] = []
+    for tempering in dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)]):
+        alike = [row for row in rows if row.request.tempering == tempering]
+        if len(alike) > size and prompts is not None:
+            alike.sort(key=lambda row: -(len(prompts[row.shown]) + len(row.tokens)))
+        chunks += [alike[start : start + size] for start in range(0, len(alike), size)]
+    return chunks
 
 
 def packs_episodes(family: Family, config: TextPolicyConfig, worlds: Worlds | None) -> bool:

@@ -26,7 +26,7 @@ from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import append
 from mmrl.policies.text.write.generate import Completions, Generator, Part
 from mmrl.policies.text.write.observe import inset_of, largest_area, observe
-from mmrl.policies.text.write.rollout import CompletionRow, PromptCache, chunks_of, number_of
+from mmrl.policies.text.write.rollout import CompletionRow, PromptCache, number_of
 from mmrl.runtime.blame import UnavailableError, describe, is_from_outside, shown
 from mmrl.runtime.calls import number
 
@@ -178,8 +178,7 @@ class Player:
             while ready or pending:
                 known = [one for one in ready if one.branch is not None]
                 unknown = [one for one in ready if one.branch is None]
-                chunks = chunks_of(unknown, self.host.config.rollout_rows, lambda one: len(one.prompt) + len(one.row.tokens))
-                for chunk, version in self.write(known, chunks):
+                for chunk, version in self.write(known, chunks_of(unknown, self.host.config.rollout_rows)):
                     versions += version
                     pending |= {self.worlds.step(one.world, one.row.turns[-1]): one for one in chunk if one.row.ended is None}
                 ready = self.wait_for(pending)
@@ -276,6 +275,13 @@ def shows_as(one: Episode, other: Episode) -> bool:
 def stop_of(last: int, host: TextHost) -> str | None:
     """The token that ended a turn whose last one this is; None where it was ended otherwise."""
     return host.tokenizer.convert_ids_to_tokens(last) if last in host.eos_token_ids else None
+
+
+def chunks_of(episodes: Sequence[Episode], size: int) -> list[Sequence[Episode]]:
+    """Episodes, `size` at a time; of several chunks those with the longest rows first."""
+    if len(episodes) > size:
+        episodes = sorted(episodes, key=lambda one: -(len(one.prompt) + len(one.row.tokens)))
+    return [episodes[start : start + size] for start in range(0, len(episodes), size)]
 
 
 def check_observation(observation: object) -> Observation:

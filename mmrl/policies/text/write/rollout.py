@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -23,8 +23,6 @@ from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.generate import Completions
 from mmrl.runtime.tensors import stack_ragged
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -131,13 +129,6 @@ def show_as_trained(request: Request, views: Mapping[str, View]) -> Request:
 def view_seed(request: Request) -> int:
     """A seed from a prompt and its group, which belongs to one step: the same in all its readings, another in the next step."""
     return number_of(f"{request.prompt.id}/{request.group_id}")
-
-
-def chunks_of(rows: Sequence[T], size: int, length: Callable[[T], int] | None) -> list[Sequence[T]]:
-    """`size` rows at a time; of several chunks the longest rows come first, where lengths are known, for little padding."""
-    if len(rows) > size and length is not None:
-        rows = sorted(rows, key=length, reverse=True)
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def number_of(words: str) -> int:
