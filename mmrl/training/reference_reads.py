@@ -62,7 +62,7 @@ class ReferenceReads:
         extra = [OLD_LOGPROBS] if checked and under is None and OLD_LOGPROBS not in missing else []
         read = self.sizes.fit(lambda: self.read_rows(rollouts, missing + extra)) if missing or extra else {}
         if under is not None:
-            self.gate.lags = True
+            self.gate.note_lag()
         if checked and sampled is not None:
             with nullcontext() if under is None else under():
                 own = read if under is None else self.read_live(rollouts, [OLD_LOGPROBS])

@@ -136,7 +136,7 @@ def key_paths(values: Any, above: KeyPath = ()) -> Iterator[KeyPath]:
 def renamed(values: dict[str, Any], path: KeyPath, key: str) -> dict[str, Any]:
     """The config with one key called otherwise, at the same place among its neighbours."""
     changed = deepcopy(values)
-    holder = value_at(changed, path[:-1])
+    holder = value_at(changed, *path[:-1])
     items = list(holder.items())
     holder.clear()
     holder.update({key if name == path[-1] else name: item for name, item in items})
@@ -145,7 +145,7 @@ def renamed(values: dict[str, Any], path: KeyPath, key: str) -> dict[str, Any]:
 
 def with_value(values: dict[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
     changed = deepcopy(values)
-    value_at(changed, path[:-1])[path[-1]] = value
+    value_at(changed, *path[:-1])[path[-1]] = value
     return changed
 
 
@@ -181,10 +181,10 @@ def slips_in_names(shipped: Tables, _: Keys, count: int | None) -> Outcome:
     rng, found = random.Random(1), Outcome()
     named = [(values, path) for values in shipped.values() for path in key_paths(values) if path[-1] in NAMED]
     # An address is nobody's name.
-    named = [(values, path) for values, path in named if "://" not in str(value_at(values, path))]
-    once = {(path[-2:], value_at(values, path)): (values, path) for values, path in named}
+    named = [(values, path) for values, path in named if "://" not in str(value_at(values, *path))]
+    once = {(path[-2:], value_at(values, *path)): (values, path) for values, path in named}
     for values, path in once.values():
-        name = value_at(values, path)
+        name = value_at(values, *path)
         for slip in some(rng, sorted(set(one_edit(name)) - {name, ""}), count):
             found.note(f"{dotted_key(path)} = {slip}", refusal(with_value(values, path, slip)), slip, name)
     return found
@@ -210,7 +210,7 @@ def wrong_values(shipped: Tables, keys: Keys, count: int | None) -> Outcome:
     rng, found = random.Random(3), Outcome()
     for name, values in shipped.items():
         for path in keys[name]:
-            old = value_at(values, path)
+            old = value_at(values, *path)
             for what in some(rng, [what for what, new in WRONG.items() if is_wrong(old, new)], count):
                 found.note(f"{dotted_key(path)} = {WRONG[what]!r}", refusal(with_value(values, path, WRONG[what])), path[-1])
     return found

@@ -76,7 +76,7 @@ def refuse_full(folder: str, local: str, sums: Mapping[str, str]) -> None:
 
 
 def problem(act: Callable[..., object], *given: object) -> str:
-    """What a call raises a ValueError about, in one sentence; empty: nothing."""
+    """The sentence of the ValueError that a call raises; empty: it raises none."""
     try:
         act(*given)
     except ValueError as error:
