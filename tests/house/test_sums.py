@@ -15,12 +15,12 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 98_216,
-    "lines of all shipped Python": 107_464,
-    "lines of tests/": 97_582,
-    "files of mmrl/ under 60 lines, outside shelves": 71,
+    "lines of mmrl/": 95_576,
+    "lines of all shipped Python": 104_334,
+    "lines of tests/": 97_183,
+    "files of mmrl/ under 60 lines, outside shelves": 59,
     "names that several classes of mmrl/ bear": 11,
-    "words of README.md and docs/": 81_231,
+    "words of README.md and docs/": 80_440,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")
