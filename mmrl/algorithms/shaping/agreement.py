@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.columns import PlainShaping, with_column
-from mmrl.algorithms.planners.begun import split_of
-from mmrl.algorithms.planners.hints import hints_of
 from mmrl.core.types import Group, Reading, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative
 
@@ -57,6 +55,8 @@ class Agreement(PlainShaping):
 
     def of_group(self, group: Group) -> list[float]:
         """The reward of every sample of a group, in the order in which the planner asks."""
-        texts = [sample.text or "" for sample in group.samples]
-        cuts = accumulate(split_of(len(texts), 1 + len(hints_of(group.prompt, self.column))), initial=0)
+        others = group.prompt.columns.get(self.column) or ()
+        wordings = 1 + (1 if isinstance(others, str) else len(others))
+        texts, size = [sample.text or "" for sample in group.samples], len(group.samples)
+        cuts = accumulate((size // wordings + (i < size % wordings) for i in range(wordings)), initial=0)
         return [value for row in agreement([texts[a:b] for a, b in pairwise(cuts)]) for value in row]
