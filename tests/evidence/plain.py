@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from mmrl.algorithms.advantages.statistics import to_credit, totals_and_keep
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.surrogates import Reinforce
+from mmrl.algorithms.statistics import to_credit, totals_and_keep
 from mmrl.core.types import Credit, Rollouts, Scores
 
 

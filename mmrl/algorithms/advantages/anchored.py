@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Number, Range

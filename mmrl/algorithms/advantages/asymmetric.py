@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, refuse_unbounded, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import by_group, refuse_unbounded, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import PositiveShare

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.advantages.on_top import OnTop
-from mmrl.algorithms.columns import with_column
 from mmrl.algorithms.notes import Notes
+from mmrl.algorithms.statistics import with_column
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import BelowOne, Count, NonNegative, Number, Share

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import to_credit, totals_and_keep
+from mmrl.algorithms.statistics import to_credit, totals_and_keep
 from mmrl.core.protocols import State
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Positive, Range, check_ranges

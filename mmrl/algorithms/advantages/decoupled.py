@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import (
+from mmrl.algorithms.statistics import (
     EpsMode,
     Singleton,
     by_group,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.on_top import OnTop
-from mmrl.algorithms.advantages.statistics import lengths
 from mmrl.algorithms.notes import Notes
+from mmrl.algorithms.statistics import lengths
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.types import Credit, Reading, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Positive

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.on_top import OnTop
-from mmrl.algorithms.advantages.statistics import by_group, standardize, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import by_group, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.readings import OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
 from mmrl.core.types import Credit, Rollouts, Scores

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks, PartHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Positive, Range, Share

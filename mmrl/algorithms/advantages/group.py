@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import (
+from mmrl.algorithms.beside import Beside, Parts
+from mmrl.algorithms.statistics import (
     EpsMode,
     Singleton,
     by_group,
@@ -20,7 +21,6 @@ from mmrl.algorithms.advantages.statistics import (
     to_credit,
     totals_and_keep,
 )
-from mmrl.algorithms.beside import Beside, Parts
 from mmrl.core.hooks import AdvantageHooks, PartHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, check_ranges

@@ -5,8 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
-from mmrl.algorithms.columns import place_of, values_at
+from mmrl.algorithms.statistics import by_group, lengths, place_of, standardize, to_credit, totals_and_keep, values_at
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, PositiveShare

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.statistics import by_group, totals_and_keep
+from mmrl.algorithms.statistics import by_group, totals_and_keep
 from mmrl.core.hooks import PartHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative

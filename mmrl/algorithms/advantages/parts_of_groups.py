@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores

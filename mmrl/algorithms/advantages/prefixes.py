@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import is_rounding, moments, totals_and_keep
+from mmrl.algorithms.statistics import is_rounding, moments, totals_and_keep
 from mmrl.algorithms.turns import states
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Sample, Scores

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.on_top import OnTop
-from mmrl.algorithms.advantages.statistics import by_group, one_per_group, refuse_unbounded, to_credit, totals_and_keep
 from mmrl.algorithms.notes import Notes
+from mmrl.algorithms.statistics import by_group, one_per_group, refuse_unbounded, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import BelowOne, LargeOrNone, NonNegative, Positive

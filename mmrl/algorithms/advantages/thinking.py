@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, less_mean, standardize, to_credit, totals_and_keep
 from mmrl.algorithms.beside import (
     HALVES,
     SHARES,
@@ -21,6 +20,7 @@ from mmrl.algorithms.beside import (
     refuse_other_planner,
     worth_of,
 )
+from mmrl.algorithms.statistics import by_group, less_mean, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Prompt, Rollouts, Sample, Scores
 from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, Range

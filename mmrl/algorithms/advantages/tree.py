@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import EpsMode, is_rounding, moments, standardize, totals_and_keep
+from mmrl.algorithms.statistics import EpsMode, is_rounding, moments, standardize, totals_and_keep
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import ORIGIN, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Reading, Rollouts, Scores

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmrl.algorithms.columns import place_of, values_at
+from mmrl.algorithms.statistics import place_of, values_at
 from mmrl.core.hooks import PlannerHooks
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 from mmrl.runtime.ranges import Count, Factor, NonNegative

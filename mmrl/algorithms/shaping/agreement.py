@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.columns import PlainShaping, with_column
+from mmrl.algorithms.statistics import PlainShaping, with_column
 from mmrl.core.types import Group, Reading, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.columns import PlainShaping, place_of, with_column
+from mmrl.algorithms.statistics import PlainShaping, place_of, with_column
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores, Status
 from mmrl.runtime.ranges import Number, Range

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.beside import exit_of
-from mmrl.algorithms.columns import PlainShaping, instead
+from mmrl.algorithms.statistics import PlainShaping, instead
 from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.runtime.ranges import Number
 

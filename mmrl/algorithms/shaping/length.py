@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from mmrl.algorithms.columns import PlainShaping, with_column
+from mmrl.algorithms.statistics import PlainShaping, with_column
 from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.columns import with_column
+from mmrl.algorithms.statistics import with_column
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.samples import answer_text

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group
 from mmrl.algorithms.beside import SHARES, Beside, Parts, check_budgets, part_numbers, worth_of
-from mmrl.algorithms.columns import PlainShaping, instead, reward_column, with_column
+from mmrl.algorithms.statistics import PlainShaping, by_group, instead, reward_column, with_column
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Prompt, Reading, Rollouts, Scores

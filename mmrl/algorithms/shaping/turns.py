@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, totals_and_keep
-from mmrl.algorithms.columns import PlainShaping, with_column
+from mmrl.algorithms.statistics import PlainShaping, by_group, totals_and_keep, with_column
 from mmrl.algorithms.turns import uses
 from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Share

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.columns import PlainShaping, instead, reward_column, with_column
+from mmrl.algorithms.statistics import PlainShaping, instead, reward_column, with_column
 from mmrl.algorithms.views import column
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores

@@ -1,13 +1,15 @@
-"""Tools for advantages: which rows count, statistics within groups, turning values into Credit."""
+"""Tools for advantages and shapings: which rows count, statistics within groups, Credit from values, columns added to scores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.core.hooks import PartHooks
+from mmrl.core.types import Credit, Reading, Rollouts, Scores, Status
 
 EpsMode = Literal["add", "max", "variance"]
 """Where eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps)."""
@@ -15,19 +17,16 @@ Singleton = Literal["zero", "reward"]
 """What a group of one scored row gets: nothing, or its reward as it is (baseline 0, deviation 1: verl)."""
 
 
+class PlainShaping(PartHooks):
+    """The declarations of a shaping that reads nothing."""
+
+    reads: tuple[Reading, ...] = ()
+
+
 def totals_and_keep(scores: Scores) -> tuple[Float[Tensor, " n"], Bool[Tensor, " n"]]:
     """Every row's total in float64, where no spread overflows, and which rows have one; the others take part in no statistic."""
     totals = scores.total().double()
     return totals, ~totals.isnan()
-
-
-def refuse_unbounded(kept: Float[Tensor, " n"], name: str) -> None:
-    """Raises ValueError where a total reward lies outside [0, 1], for an advantage that takes them as success rates."""
-    if bool(((kept < -1e-6) | (kept > 1 + 1e-6)).any()):
-        raise ValueError(
-            f"total rewards reach from {float(kept.min()):g} to {float(kept.max()):g}, but {name} takes them as success "
-            "rates in [0, 1]: scale them with the weights of the rewards"
-        )
 
 
 def by_group(
@@ -43,6 +42,15 @@ def by_group(
         rows = (rollouts.group_ids == group_id) & keep
         out[rows] = f(*(column[rows] for column in (x, *beside)))
     return out
+
+
+def refuse_unbounded(kept: Float[Tensor, " n"], name: str) -> None:
+    """Raises ValueError where a total reward lies outside [0, 1], for an advantage that takes them as success rates."""
+    if bool(((kept < -1e-6) | (kept > 1 + 1e-6)).any()):
+        raise ValueError(
+            f"total rewards reach from {float(kept.min()):g} to {float(kept.max()):g}, but {name} takes them as success "
+            "rates in [0, 1]: scale them with the weights of the rewards"
+        )
 
 
 def one_per_group(x: Float[Tensor, " n"], group_ids: Int[Tensor, " n"]) -> Float[Tensor, " q"]:
@@ -116,3 +124,56 @@ def less_mean(
 def lengths(rollouts: Rollouts, like: Tensor) -> Float[Tensor, " n"]:
     """Actions of every row, in the dtype of `like`."""
     return rollouts.action_mask.sum(1).to(like)
+
+
+def place_of(scores: Scores, name: str, setting: str) -> int:
+    """The number of a reward; ValueError if none is called so."""
+    if name not in scores.names:
+        raise ValueError(f"{setting} is {name!r}; the run has the rewards {list(scores.names)}: name one of them")
+    return scores.names.index(name)
+
+
+def values_at(scores: Scores, place: int) -> Float[Tensor, " n"]:
+    """A reward's values, NaN where there is none."""
+    return scores.values[:, place].masked_fill(scores.status[:, place] != Status.OK, torch.nan)
+
+
+def reward_column(scores: Scores, part: object, reward: str | None) -> tuple[Float[Tensor, " n"], Tensor]:
+    """Values (NaN where there is none) and weight of a reward, None being the first; ValueError if none is called so."""
+    place = 0 if reward is None else place_of(scores, reward, f"{type(part).__name__}.reward")
+    return values_at(scores, place), scores.weights[place]
+
+
+def with_column(
+    scores: Scores,
+    part: object,
+    name: str,
+    values: Float[Tensor, " n"],
+    weight: float | Tensor,
+    status: Int[Tensor, " n"] | None = None,
+    places: Sequence[int] = (),
+) -> Scores:
+    """The scores with one more reward, in place of those at `places`, which keep no weight.
+
+    Raises ValueError if a reward is called so already. Without a status it does not apply where it is NaN.
+    """
+    if name in scores.names:
+        raise ValueError(f"a reward is named {name!r} already, the name of {type(part).__name__}'s column: rename the reward")
+    values, weights = values.to(scores.values), scores.weights.clone()
+    weights[list(places)] = 0
+    if status is None:
+        status = torch.where(values.isnan(), int(Status.NA), int(Status.OK))
+    return replace(
+        scores,
+        names=(*scores.names, name),
+        values=torch.cat([scores.values, torch.where(status == Status.OK, values, torch.nan)[:, None]], dim=1),
+        status=torch.cat([scores.status, status[:, None].to(scores.status)], dim=1),
+        weights=torch.cat([weights, torch.as_tensor(weight).to(weights)[None]]),
+    )
+
+
+def instead(scores: Scores, part: object, reward: str | None, suffix: str, f: Callable[[Tensor], Tensor]) -> Scores:
+    """The scores with `<reward>_<suffix>` = f(reward) in the reward's place; the reward itself stays, with weight 0."""
+    values, weight = reward_column(scores, part, reward)
+    k = 0 if reward is None else scores.names.index(reward)
+    return with_column(scores, part, f"{scores.names[k]}_{suffix}", f(values), weight, scores.status[:, k], [k])
