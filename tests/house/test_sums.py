@@ -15,9 +15,9 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 95_564,
-    "lines of all shipped Python": 104_322,
-    "lines of tests/": 97_183,
+    "lines of mmrl/": 95_565,
+    "lines of all shipped Python": 104_323,
+    "lines of tests/": 97_184,
     "files of mmrl/ under 60 lines, outside shelves": 59,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 80_440,

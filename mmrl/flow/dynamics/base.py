@@ -110,6 +110,7 @@ class Leveled:
     """A step whose noise has a level, 0 = none."""
 
     level: NonNegative
+    """How much noise a step draws; 0: none, so that no step can train."""
 
     __post_init__ = check_ranges
 

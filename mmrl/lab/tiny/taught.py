@@ -66,7 +66,7 @@ LESSONS = ("data.0", "data.1", "stage.1.data.0", "stage.1.data.1", "stage.1.data
 LOOKS = Pupil(
     "tiny/hurried_looks",
     look_twice.build,
-    (look_twice, student, tokenizer, small_digits, pictures),
+    (look_twice, student, tokenizer, small_digits, scenes, pictures),
     (
         *("stage.0.until.most=15", "stage.0.until.num_prompts=4", "stage.0.prompts_per_step=4", "stage.1.steps=4"),
         *(f"{table}.size=64" for table in LESSONS),

@@ -136,16 +136,16 @@ def test_a_plan_counts_tokens_calls_and_the_hosts_bytes(make: Make, family: str,
     job = build(resolved)
     policy: Any = job.policy
     kept: list[int] = []
-    write = type(policy.generator).write
+    draw = type(policy.generator).draw
 
     def noted(self, requests, sigma_table):
-        sampled = write(self, requests, sigma_table)
+        sampled = draw(self, requests, sigma_table)
         parts = {id(x): x.numel() for x in (*sampled.trajectory.states, *sampled.trajectory.means, *sampled.trace.latents.parts)}
         kept.append(4 * sum(parts.values()))
         return sampled
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(policy.generator), "write", noted)
+        patch.setattr(type(policy.generator), "draw", noted)
         job.trainer.step()
     assert made.memory.host["latents of a step's rollouts"] == sum(kept) and sum(kept) % (4 * elements) == 0
     assert made.memory.host["decoded samples"] == 16 * 5 * 32 * 32 * 3
