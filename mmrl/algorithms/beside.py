@@ -63,7 +63,7 @@ def exit_of(sample: Sample) -> int:
     return max((one.stop for one in sample.segments if one.who == "forced"), default=2**62)
 
 
-def worth_of(length: Float[Tensor, " n"], most: float, pi: float) -> Float[Tensor, " n"]:
+def worth_of(length: Float[Tensor, "..."], most: float, pi: float) -> Float[Tensor, "..."]:
     """4 cos(pi n / (2 most)): 4 for an empty answer, 0 for the longest (HBPO)."""
     return 4 * torch.cos(pi * length / (2 * most))
 

@@ -80,7 +80,7 @@ def test_what_does_not_go_together_is_refused(algorithm: Any, told: str):
         (lambda: Budgets(()), "Budgets.shares are empty"),
         (lambda: BudgetRelative(discount=1e200), r"BudgetRelative.discount is 1e\+200: it must be above 0 and at most 1000"),
         (lambda: ModePays(short=""), "ModePays.short and ModePays.think begin"),
-        (lambda: LengthBudget(hard=1, medium=2), r"LengthBudget.medium is 2, above hard = 1"),
+        (lambda: LengthBudget(hard=1.0, medium=2.0), r"LengthBudget.medium is 2, above hard = 1"),
     ],
 )
 def test_parts_that_would_do_nothing_or_overflow_are_refused(made: Any, told: str):
@@ -211,13 +211,13 @@ def asked(difficulty: float, words: int) -> Any:
 
 
 def test_only_what_is_beyond_a_prompts_budget_costs():
-    part = LengthBudget(hard_budget=20, easy_budget=5, per_uncertainty=10, slope=10)
+    part = LengthBudget(hard_budget=20.0, easy_budget=5.0, per_uncertainty=10.0, slope=10.0)
     lead = {OLD_LEAD: torch.full((1, 1), 0.75)}  # a budget of 20 + 2.5 words where it is hard
     for difficulty, words, left in ((1, 5, 1.0), (1, 10, 0.5), (1, 99, 0.0), (4, 99, 1.0), (5, 22, 1.0), (5, 25, 0.75)):
         total = part(scores(torch.tensor([[2.0]])), asked(difficulty, words), lead).total()
         assert float(total) == pytest.approx(2 * left), (difficulty, words)
     assert float(part(scores(torch.tensor([[-1.0]])), asked(1, 99), lead).total()) == -1, "no gain by being long"
-    in_tokens = replace(part, unit="tokens", easy_budget=1, per_uncertainty=0)
+    in_tokens = replace(part, unit="tokens", easy_budget=1.0, per_uncertainty=0.0)
     assert in_tokens.reads == () and part.reads == (OLD_LEAD,)
     assert float(in_tokens(scores(torch.tensor([[2.0]])), asked(1, 99), {}).total()) == pytest.approx(2 * 0.8)
 

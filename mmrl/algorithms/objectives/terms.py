@@ -85,7 +85,7 @@ def mean_square(x: Float[Tensor, "n t ..."]) -> Float[Tensor, "n t"]:
     return (x**2).flatten(2).mean(2)
 
 
-def actions_only(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+def actions_only(x: Float[Tensor, "n ..."], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
     """x, with 0 where the mask is False, even where x is not finite."""
     return torch.where(mask, x, 0.0)
 

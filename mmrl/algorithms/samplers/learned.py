@@ -96,7 +96,7 @@ class Learning:
     def load_state_dict(self, state: State) -> None:
         refuse_other_data(state, self.prompts, self.seed)
         self.draws = state["draws"]
-        self.remember(state["memory"])
+        self.remember(dict(state["memory"]))
 
     def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
         """Learns nothing from rewards."""
