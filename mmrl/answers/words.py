@@ -57,8 +57,8 @@ def _scorer(kinds: tuple[str, ...], stem: bool) -> Any:
     if unknown or not kinds:
         raise ValueError(f"ROUGE has no kinds {', '.join(unknown) or '(none given)'}: use rouge1, rouge2, .. or rougeL")
     try:
-        from nltk.stem.porter import PorterStemmer  # pyright: ignore[reportMissingTypeStubs]
-        from rouge_score.rouge_scorer import RougeScorer  # pyright: ignore[reportMissingTypeStubs]
+        from nltk.stem.porter import PorterStemmer  # pyright: ignore[reportMissingTypeStubs] - it ships no types
+        from rouge_score.rouge_scorer import RougeScorer  # pyright: ignore[reportMissingTypeStubs] - it ships no types
     except ImportError as error:
         raise ValueError(f"ROUGE needs the package rouge-score: pip install 'mmrl[rewards]' ({error})") from None
     return RougeScorer(list(kinds), tokenizer=_Tokens(PorterStemmer() if stem else None))

@@ -102,7 +102,7 @@ class Sync(ABC):
     def leave(self, client: EngineClient) -> None:  # noqa: B027 - most have nothing to do
         """The run is over for a server, which may be gone."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:  # noqa: B027 - most ways have nothing to close
         """The run is over."""
 
 

@@ -101,7 +101,7 @@ def limits_of(table: Mapping[str, object], where: str) -> ServerLimits:
             raise ValueError(f"{where}: {key} is {value!r}: write a {'' if key in FRACTIONS else 'whole '}number above 0")
         checked[key] = float(min(value, 1e300)) if key in FRACTIONS else value
     try:
-        return ServerLimits(**checked)  # pyright: ignore[reportArgumentType]
+        return ServerLimits(**checked)  # pyright: ignore[reportArgumentType] - the loop gave each its kind
     except ValueError as error:
         raise ValueError(f"{where}: {str(error).removeprefix('Limits.')}") from None
 

@@ -65,6 +65,6 @@ def origin_of(values: Mapping[str, object]) -> str | None:
 
 def as_entry(part: object) -> Values:
     """A part of a preset as a config would write it."""
-    own = fields(part)  # pyright: ignore[reportArgumentType]
+    own = fields(part)  # pyright: ignore[reportArgumentType] - every part is a dataclass
     values = {f"{f.name}_" if f.name in RESERVED else f.name: getattr(part, f.name) for f in own}
     return {"kind": type(part).__name__} | {name: value for name, value in values.items() if value is not None}

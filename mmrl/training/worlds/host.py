@@ -29,7 +29,7 @@ class WorldHost:
     def __call__(self, verb: Verb, number: int, *arguments: Prompt | Turn | int) -> Foreign:
         """The world's answer, or something to await; LostWorldError for a number that is not open."""
         if verb == "open":
-            return self.environment.open(*arguments)  # type: ignore[arg-type]
+            return self.environment.open(*arguments)  # type: ignore[arg-type] - a verb says what comes with it
         if number not in self.worlds:
             raise LostWorldError("its process died with it, and was started again")
         if verb == "step":
