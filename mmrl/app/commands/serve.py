@@ -103,7 +103,7 @@ def limits_of(table: Mapping[str, object], where: str) -> ServerLimits:
     try:
         return ServerLimits(**checked)  # pyright: ignore[reportArgumentType] - the loop gave each its kind
     except ValueError as error:
-        raise ValueError(f"{where}: {str(error).removeprefix('Limits.')}") from None
+        raise ValueError(f"{where}: {str(error).removeprefix('ServerLimits.')}") from None
 
 
 def check_place(host: object, port: object, where: str) -> None:
