@@ -23,6 +23,8 @@ log = logging.getLogger("mmrl")
 T = TypeVar("T")
 R = TypeVar("R")
 POLL_S = 0.2
+LOOK_S = 1.0
+"""Pause between two looks at servers that may have been started again."""
 THREADS = 64
 """Requests of one process that are under way at one server."""
 
@@ -55,6 +57,10 @@ class Fleet:
     """The weights of the step."""
     is_left: bool = False
     """Nothing waits any more for the completions that are written."""
+    pushed: Update | None = None
+    """The weights that the servers were given last."""
+    is_over: threading.Event = field(default_factory=threading.Event, repr=False)
+    """The run is over."""
     probe: Probe | None = None
     """The test question, with the policy's answer under these weights; None: the servers have weights of their own."""
 
@@ -73,7 +79,32 @@ class Fleet:
         """
         for member, trouble in zip(self.members, self._together(self._push_to, self.members, len(self.members)), strict=True):
             member.alive, member.trouble = not trouble, trouble
+        self.pushed = self.update
         self._wait_for_one()
+
+    def look_after_all(self) -> None:
+        """Give the weights of the step to servers that lost them, until the run is over.
+
+        A thread of the main process does so where there are others: they wait for a server that only this process can give
+        weights, and it may itself wait for them and ask nothing.
+        """
+        told = ""
+        while not self.is_over.wait(LOOK_S):
+            for member in self.members:
+                trouble = "" if self.is_left or self.pushed is not self.update else self._give_back(member)
+                if trouble and trouble != told:
+                    log.warning("%s", trouble)
+                told = trouble or told
+
+    def _give_back(self, member: Member) -> str:
+        """Give a server that answers the weights of the step where it has others, and say why it could not be."""
+        if self._has_weights(member) or not member.client.is_healthy():
+            return ""
+        log.warning("%s is back: it is given the weights of this step", member.client.url)
+        try:
+            return self._push_to(member)
+        except (EngineRefusedError, EngineMismatchError) as error:
+            return str(error)
 
     def give_weights(self) -> None:
         """Give the weights of the step to servers that were started again."""

@@ -5,6 +5,7 @@ import logging
 import platform
 import shutil
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -178,6 +179,7 @@ class VllmGenerator(Generator):
     def close(self) -> None:
         """End a server that mmrl started, and remove files that were only for it."""
         if self.fleet is not None:
+            self.fleet.is_over.set()
             for member in self.fleet.members:
                 if self.host.ranks.is_main:
                     self.sync.leave(member.client)
@@ -238,7 +240,10 @@ class VllmGenerator(Generator):
         self.run, self.model, folder, urls = ranks.gather((self.run, self.model, str(self.folder), url))[0]
         self.folder = Path(folder)
         members = self._on_all(lambda: [self._member(url) for url in urls])
-        return Fleet(members, self.sync, self.settings, ranks.rank, own=lambda: self.server)
+        fleet = Fleet(members, self.sync, self.settings, ranks.rank, own=lambda: self.server)
+        if ranks.is_main and ranks.world > 1 and not self.settings.is_own:
+            threading.Thread(target=fleet.look_after_all, name="engine-look", daemon=True).start()
+        return fleet
 
     def _prepare(self) -> None:
         self.run, self.model = uuid.uuid4().hex[:12], server_model(self.host.config)
