@@ -5,7 +5,7 @@ than 64 bits are refused for every setting.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from inspect import isclass
@@ -94,10 +94,10 @@ def faults(hint: object, value: object) -> Iterator[str]:
     elif get_origin(hint) in (Union, UnionType):
         yield from (fault for one in inner for fault in faults(one, value))
     elif isinstance(value, Mapping) and len(inner) == 2:
-        items: list[object] = list(value.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+        items = list(cast("Mapping[object, object]", value).values())
         yield from (fault for item in items for fault in faults(inner[1], item))
     elif isinstance(value, list | tuple) and inner:
-        entries: list[object] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+        entries = list(cast("Sequence[object]", value))
         each = inner if get_origin(hint) is tuple and inner[-1] is not Ellipsis else inner[:1] * len(entries)
         yield from (fault for one, item in zip(each, entries, strict=False) for fault in faults(one, item))
 

@@ -349,7 +349,7 @@ def places(kind: str, policy: object) -> dict[str, KeyPath]:
         return {}
     own = KINDS[str(kind_for(kind, policy))]
     parts = ((("objective", "0"), own.objective[0][1]), (("planner",), own.planner))
-    return {f.name: (*path, f.name) for path, part in parts for f in fields(part) if f.init}  # pyright: ignore[reportArgumentType]
+    return {f.name: (*path, f.name) for path, part in parts for f in fields(part) if f.init}  # pyright: ignore[reportArgumentType] - dataclasses
 
 
 def put(values: Values, path: KeyPath, value: object) -> None:

@@ -58,7 +58,7 @@ def make(
     values, rest, written = dict(ready or {}), {}, keys_of_fields(cls, reserved)
     if REST in written:
         rest = {key: item for key, item in given.items() if key not in written or key == REST}
-        for needed in (f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING):  # pyright: ignore[reportArgumentType]
+        for needed in (f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING):  # pyright: ignore[reportArgumentType] - a dataclass
             check_slip(rest, needed, path, table) if needed not in given else None
         values = {REST: rest, **values}
     check_keys([key for key in given if key not in rest], [*beside, *written], path, table)
