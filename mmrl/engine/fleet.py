@@ -98,7 +98,7 @@ class Fleet:
 
     def _give_back(self, member: Member) -> str:
         """Give a server that answers the weights of the step where it has others, and say why it could not be."""
-        if self._has_weights(member) or not member.client.is_healthy():
+        if not member.client.is_healthy() or self._has_weights(member):
             return ""
         log.warning("%s is back: it is given the weights of this step", member.client.url)
         try:
