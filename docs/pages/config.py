@@ -17,7 +17,7 @@ from mmrl.app.config.run import (
     SamplerConfig,
     TrackerConfig,
 )
-from mmrl.app.inspect.settings import settings_of
+from mmrl.app.inspect.settings import Setting, settings_of
 from mmrl.app.inspect.things import keys_inside
 from mmrl.app.modality.base import VariantConfig
 from mmrl.core.episodes import Limits
@@ -86,10 +86,16 @@ INNER = (
 def config_page() -> Iterator[str]:
     yield "# Config"
     yield "\nEvery key of a TOML file or a command line. `mmrl show CONFIG` prints all values of a config and their origin.\n"
+    chapters: dict[Setting, str] = {}
     for name, (words, cls) in TABLES.items():
         yield f"\n## {name or 'Top of the file'}\n"
         yield f"{words}\n" if words else ""
-        yield from table_of(keys_inside(cls), INNER)
+        settings = keys_inside(cls)
+        alike = {one.name: chapters[one] for one in settings if chapters.setdefault(one, name) != name}
+        yield from table_of(settings, (*INNER, *alike))
+        for chapter in dict.fromkeys(alike.values()):
+            names = [f"`{key}`" for key, found in alike.items() if found == chapter and key not in INNER]
+            yield f"\n{', '.join(names)}: as in {chapter}." if names else ""
         if name == "[optimizer]":
             yield from algorithm_keys()
 

@@ -20,16 +20,17 @@ def code(text: str) -> str:
 
 
 def table_of(settings: Sequence[Setting], skip: Sequence[str] = ()) -> Iterator[str]:
-    """A row per setting: key, type, range, default and meaning."""
+    """A row per setting: key, type with its range, default and meaning."""
     shown = [one for one in settings if one.name not in skip]
     if not shown:
         yield "No settings."
         return
-    yield "| key | type | range | default | meaning |"
-    yield "|---|---|---|---|---|"
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
     for one in shown:
         default = "required" if one.default == "required" else code(one.default)
-        yield f"| `{one.name}` | {cell(one.type)} | {cell(one.range)} | {default} | {cell(one.meaning)} |"
+        kind = f"{one.type}, {one.range}" if one.range else one.type
+        yield f"| `{one.name}` | {cell(kind)} | {default} | {cell(one.meaning)} |"
 
 
 def prose(document: str) -> str:
