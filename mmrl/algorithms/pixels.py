@@ -12,7 +12,7 @@ from torch import Tensor
 from mmrl.algorithms.objectives.flow import RewardGradient
 from mmrl.algorithms.objectives.terms import Penalty, actions_only
 from mmrl.core.protocols import Term
-from mmrl.core.types import Batch, Prompt, Reading, Scope
+from mmrl.core.types import Batch, Prompt, Reading
 
 TRIAL = 64
 """Pixels along a side of the picture that rewards are tried with."""
@@ -28,7 +28,7 @@ class TakesPixels(Protocol):
 
 
 @dataclass(frozen=True)
-class BoundGradient(Penalty):
+class BoundGradient(Penalty, scope="rollout"):
     """A RewardGradient with the rewards of its run: name, weight and what scores pixels."""
 
     term: RewardGradient
@@ -40,10 +40,6 @@ class BoundGradient(Penalty):
     @property
     def reads(self) -> tuple[Reading, ...]:
         return self.term.reads
-
-    @property
-    def scope(self) -> Scope:
-        return self.term.scope
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask, pixels = batch.rollouts.action_mask, readings[self.reads[0]]

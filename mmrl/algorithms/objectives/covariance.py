@@ -11,17 +11,13 @@ from torch import Tensor
 from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import Surrogate, log_ratio, ratio_metrics
 from mmrl.core.readings import LOGPROBS
-from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.core.types import Batch, ClipRange, Reading
 from mmrl.runtime.ranges import NonNegative, Number, Range, Seed, Share
 from mmrl.runtime.tensors import masked_mean
 
 
-class OfTheMinibatch(Surrogate):
+class OfTheMinibatch(Surrogate, scope="batch"):
     """Which actions are held back depends on all the others in the minibatch, so a policy may not cut it."""
-
-    @property
-    def scope(self) -> Scope:
-        return "batch"
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class KlCov(OfTheMinibatch):
 
 
 @dataclass(frozen=True)
-class ClipCov(OfTheMinibatch):
+class ClipCov(OfTheMinibatch, at_first_update=None):
     """PPO's clip, and no gradient for a random `fraction` of actions with low_cov < covariance < high_cov.
 
     Clip-Cov (arXiv:2505.22617). Actions the clip already stopped are not drawn; at least one of the others is, if any
@@ -72,11 +68,6 @@ class ClipCov(OfTheMinibatch):
     @property
     def clip_range(self) -> ClipRange:
         return ClipRange(self.low, self.high)
-
-    @property
-    def at_first_update(self) -> str | None:
-        """Covariances stop actions at the first update too."""
-        return None
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

@@ -12,13 +12,13 @@ from torch import Tensor
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import LOG_RATIO_BOUND, OfTheGroup, OldPenalty, actions_only, log_ratio
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
-from mmrl.core.types import Batch, Reading, Scope
+from mmrl.core.types import Batch, Reading
 from mmrl.runtime.ranges import Count, NonNegative, Positive
 from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class Discriminative(OfTheGroup):
+class Discriminative(OfTheGroup, at_first_update=None):
     """-(sum_pos w_i s_i - tau log mean_neg exp(s / tau)) per group, s_i the mean log policy or mean ratio of a rollout.
 
     DisCO (arXiv:2505.12366): w_i = 1 / number of right answers. DRPO (arXiv:2510.04474): w_i ~ exp((1 - len_i / length) /
@@ -38,10 +38,6 @@ class Discriminative(OfTheGroup):
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, OLD_LOGPROBS) if self.score == "ratio" else (LOGPROBS,)
-
-    @property
-    def at_first_update(self) -> str | None:
-        return None
 
     def with_length(self, length: int) -> "Discriminative":
         """The same with the run's completion length."""
@@ -85,7 +81,7 @@ class Discriminative(OfTheGroup):
 
 
 @dataclass(frozen=True)
-class TrustHinge(OldPenalty):
+class TrustHinge(OldPenalty, scope="batch"):
     """sg[max(0, beta (K - delta))] K, K = mean over the minibatch's actions of KL(old || policy) (DisCO, arXiv:2505.12366).
 
     0 as long as K stays below delta; beyond it, a pull that grows with the excess. "k3": ratio - 1 - log ratio; "k1": log
@@ -98,10 +94,6 @@ class TrustHinge(OldPenalty):
     """In nats per action."""
     estimator: Literal["k1", "k3"] = "k3"
     """Of the KL divergence, per action: one of the formulas above."""
-
-    @property
-    def scope(self) -> Scope:
-        return "batch"
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

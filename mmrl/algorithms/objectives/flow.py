@@ -69,7 +69,7 @@ class FlowKL(Penalty):
 
 
 @dataclass(frozen=True)
-class RatioNorm(ProportionalToAdvantage):
+class RatioNorm(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD)):
     """PPO's clip of log ratio = (log policy - log old + b) S, b = mean (mu - mu_old)^2 / (2 S^2) (GRPO-Guard, arXiv:2510.22319).
 
     It equals mean(noise * (mu - mu_old)), which lacks the bias that keeps ratios below 1 and has the same scale at all steps.
@@ -82,10 +82,6 @@ class RatioNorm(ProportionalToAdvantage):
     """The rescaled ratio counts as at most 1 + high."""
     bias: Literal["row", "batch"] = "row"
     """batch: one b per denoising step for all rows, which the official code has by accident; then a minibatch is never cut."""
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD)
 
     @property
     def scope(self) -> Scope:
@@ -109,7 +105,7 @@ class RatioNorm(ProportionalToAdvantage):
 
 
 @dataclass(frozen=True)
-class DivergenceMask(ProportionalToAdvantage):
+class DivergenceMask(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD)):
     """-A ratio, and 0 where a step is far from the sampler's and would go farther (Flow-DPPO, arXiv:2606.11025).
 
     Far: mean (mu - mu_old)^2 / (2 S^2) >= threshold; farther: ratio > 1 with A > 0, or ratio < 1 with A < 0. The divergence is a
@@ -120,10 +116,6 @@ class DivergenceMask(ProportionalToAdvantage):
     """In nats per element, or with `divide` off in squared latents."""
     divide: bool = True
     """False: mean (mu - mu_old)^2 / 2, whatever the noise of the step."""
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
@@ -137,7 +129,7 @@ class DivergenceMask(ProportionalToAdvantage):
 
 
 @dataclass(frozen=True)
-class RewardGradient(Penalty):
+class RewardGradient(Penalty, scope="rollout"):
     """-R, or max(0, top - R), of a row's decoded picture, whose pixels carry the gradient along the schedule's Surrogate.
 
     R is the weighted sum of the run's rewards, all of which must have a gradient (`of_pixels`), or be logged only. ReFL
@@ -153,10 +145,6 @@ class RewardGradient(Penalty):
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (PIXELS._replace(guidance=self.guidance),)
-
-    @property
-    def scope(self) -> Scope:
-        return "rollout"
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         raise ValueError("RewardGradient needs the rewards of a run: use with_rewards before making a Trainer")

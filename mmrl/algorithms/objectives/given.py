@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import OfTheGroup, Surrogate, actions_only
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, SCORE
-from mmrl.core.types import Batch, Prompt, Reading, Scope
+from mmrl.core.types import Batch, Prompt, Reading
 from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
@@ -25,7 +25,7 @@ TURNED = ("sigmoid", "sigmoid_norm", "robust")
 
 
 @dataclass(frozen=True)
-class Imitation(Surrogate):
+class Imitation(Surrogate, reads=(LOGPROBS,)):
     """-A log p, p the policy's probability of a token; with `dft` -A p log p, the factor p held fixed.
 
     With the aggregation TokenMean and A = 1 this is supervised fine-tuning: the mean over all taught tokens of the minibatch,
@@ -35,10 +35,6 @@ class Imitation(Surrogate):
     dft: bool = False
     """True: weigh every token by its own probability."""
 
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS,)
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         logprobs = actions_only(readings[LOGPROBS], batch.rollouts.action_mask)
         weight = logprobs.detach().exp() if self.dft else 1.0
@@ -46,7 +42,7 @@ class Imitation(Surrogate):
 
 
 @dataclass(frozen=True)
-class Preference(OfTheGroup):
+class Preference(OfTheGroup, reads=(LOGPROBS, REF_LOGPROBS)):
     """-log sigmoid(beta m), m = (log p - log ref) of the chosen minus that of the rejected (DPO, arXiv:2305.18290).
 
     Log-probabilities are summed over a completion. `loss`: "sigmoid_norm" takes their means in place of sums; "ipo" is
@@ -88,10 +84,6 @@ class Preference(OfTheGroup):
             raise ValueError(
                 f"Preference.beyond weighs sums of tokens, and loss is {self.loss!r}, of means: leave one of them out"
             )
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, REF_LOGPROBS)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a pair without a difference of rewards, or with one below 0, where they are asked for."""
@@ -187,7 +179,7 @@ class OfScores(Surrogate):
 
 
 @dataclass(frozen=True)
-class PairScores(OfScores):
+class PairScores(OfScores, scope="group"):
     """-log sigmoid(s - s' - m) + c (s + s')^2, s the score of the preferred completion (Bradley and Terry).
 
     m is the pair's column `margin`, 0 without one (arXiv:2307.09288), and c keeps scores around 0 (arXiv:2312.09244). Rows of
@@ -196,10 +188,6 @@ class PairScores(OfScores):
 
     center: NonNegative = 0.0
     """c: how much a pair's scores are kept around 0; .01 in arXiv:2312.09244."""
-
-    @property
-    def scope(self) -> Scope:
-        return "group"
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for an axis that is not trained, or a margin that is no number."""

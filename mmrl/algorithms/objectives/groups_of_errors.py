@@ -84,10 +84,6 @@ class GroupPreference(OfTheGroup):
         old = () if self.clip is None else (VELOCITY._replace(model=self.old),)
         return tuple(dict.fromkeys((VELOCITY, VELOCITY._replace(model=self.ref), TARGET_VELOCITY, *old)))
 
-    @property
-    def at_first_update(self) -> str | None:
-        return None
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask, ids, advantages = batch.rollouts.action_mask, batch.rollouts.group_ids, batch.advantages
         target = readings[TARGET_VELOCITY]

@@ -12,7 +12,7 @@ from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
 from mmrl.algorithms.uncertainty import uncertainty
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
-from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.core.types import Batch, ClipRange, Reading
 from mmrl.runtime.ranges import NonNegative, Range, Share
 
 Actions = Float[Tensor, "n t"]
@@ -26,7 +26,7 @@ def clip_between(difference: Actions, advantages: Actions, least: Actions, most:
 
 
 @dataclass(frozen=True)
-class MovingClip(ProportionalToAdvantage):
+class MovingClip(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, START_LOGPROBS)):
     """-min(ratio A, clip(ratio, c - low, c + high) A), c = policy at the step's start / old (ReMix, arXiv:2507.06892).
 
     For rows sampled in this step c is 1 and this is PPO's clip; replayed rows may move just as far, but from where the step found
@@ -37,10 +37,6 @@ class MovingClip(ProportionalToAdvantage):
     """The ratio counts as at least c - low."""
     high: NonNegative = 0.2
     """The ratio counts as at most c + high."""
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS, START_LOGPROBS)
 
     @property
     def clip_range(self) -> ClipRange:
@@ -54,7 +50,7 @@ class MovingClip(ProportionalToAdvantage):
 
 
 @dataclass(frozen=True)
-class EntropyClip(ProportionalToAdvantage):
+class EntropyClip(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, ENTROPY), scope="batch", at_first_update=None):
     """PPO's clip with high (1 + u) where u > 0 and low (1 - u) where u <= 0, A (1 + u) outside of the inner range (HAPO).
 
     HAPO, arXiv:2509.16591, code starriver030515/HAPO. u in [-1, 1] is the distance
@@ -79,20 +75,8 @@ class EntropyClip(ProportionalToAdvantage):
     """code: u as the released code computes it."""
 
     @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS, ENTROPY)
-
-    @property
-    def scope(self) -> Scope:
-        return "batch"
-
-    @property
     def clip_range(self) -> ClipRange:
         return ClipRange(self.low, self.high)
-
-    @property
-    def at_first_update(self) -> str | None:
-        return None
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

@@ -128,17 +128,13 @@ def dual_step(multiplier: float, variance: float, bound: float, rate: float) -> 
 
 
 @dataclass(frozen=True)
-class KeepLikely(OldPenalty):
+class KeepLikely(OldPenalty, scope="rollout"):
     """[sum_t (log old - log policy) > 0] max(0, log old - log policy) in rows with A >= 0: keeps them from getting rarer (LLDS).
 
     LLDS, arXiv:2512.04220v2, eq. 10; for answers of one turn the gate is that of eq. 4. The gate has no gradient. The paper
     divides by the actions of rows with A >= 0, here the run's aggregation divides: a coefficient here is the paper's times the
     share of these actions. It is 0 at a step's first update.
     """
-
-    @property
-    def scope(self) -> Scope:
-        return "rollout"
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

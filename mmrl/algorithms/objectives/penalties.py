@@ -70,12 +70,8 @@ class ReferenceKL(Penalty):
 
 
 @dataclass(frozen=True)
-class Entropy(Penalty):
+class Entropy(Penalty, reads=(ENTROPY,)):
     """-entropy of the policy at every action: a positive coefficient raises the entropy."""
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (ENTROPY,)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         entropy = actions_only(readings[ENTROPY], batch.rollouts.action_mask)
@@ -83,7 +79,7 @@ class Entropy(Penalty):
 
 
 @dataclass(frozen=True)
-class Perception(Penalty):
+class Perception(Penalty, reads=(LOGPROBS, MASKED_LOGPROBS)):
     """-(exp(d) - d - 1), d = log old(y | masked pictures) - log policy(y | pictures): away from answers given unseen (PAPO).
 
     arXiv:2507.06448. Raises actions that the pictures make likelier, lowers those they make less likely.
@@ -98,10 +94,6 @@ class Perception(Penalty):
     def views(self) -> Mapping[str, View]:
         return {"masked": self.view}
 
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, MASKED_LOGPROBS)
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         gap = actions_only(readings[MASKED_LOGPROBS] - readings[LOGPROBS], batch.rollouts.action_mask).clamp(-20, 20)
         divergence = (gap.exp() - gap - 1).clamp(-10, 10)
@@ -109,15 +101,11 @@ class Perception(Penalty):
 
 
 @dataclass(frozen=True)
-class Surprise(Penalty):
+class Surprise(Penalty, reads=(LOGPROBS,)):
     """-log policy of the sampled actions: a positive coefficient makes the policy more certain (PAPO, arXiv:2507.06448).
 
     PAPO calls it an entropy loss; it is a one-sample estimate of the entropy, and its gradient is not the entropy's.
     """
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS,)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         surprise = -actions_only(readings[LOGPROBS], batch.rollouts.action_mask)

@@ -9,14 +9,13 @@ from torch import Tensor
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Values
-from mmrl.algorithms.objectives.terms import actions_only
-from mmrl.core.hooks import TermHooks
+from mmrl.algorithms.objectives.terms import Penalty, actions_only
 from mmrl.core.readings import MEAN_REWARD, PREVIOUS_LOGPROBS, REF_LOGPROBS, REWARD
 from mmrl.core.types import Batch, Reading, Scope
 from mmrl.runtime.ranges import Large, LargeOrNone, NonNegative, Share
 
 
-class OfDivergence(TermHooks):
+class OfDivergence(Penalty):
     """The declarations of terms that weigh a divergence from a reference."""
 
     kl: ReferenceKL
@@ -24,10 +23,6 @@ class OfDivergence(TermHooks):
     @property
     def scope(self) -> Scope:
         return self.kl.scope
-
-    @property
-    def credited(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)

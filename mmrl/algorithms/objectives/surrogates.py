@@ -28,12 +28,8 @@ Values = tuple[Float[Tensor, "n t"], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Reinforce(ProportionalToAdvantage):
+class Reinforce(ProportionalToAdvantage, reads=(LOGPROBS,)):
     """-A log policy: no ratio, so only correct for the first update after sampling (REINFORCE; GPG, arXiv:2504.02546)."""
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS,)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         return -batch.advantages * actions_only(readings[LOGPROBS], batch.rollouts.action_mask), {}
@@ -153,7 +149,7 @@ class Sapo(ProportionalToAdvantage):
 
 
 @dataclass(frozen=True)
-class Gmpo(ProportionalToAdvantage):
+class Gmpo(ProportionalToAdvantage, scope="rollout"):
     """-A exp(mean_t g_t), g = min(d, clip(d)) for A > 0, max for A < 0, d = log ratio (GMPO, arXiv:2507.20673).
 
     The bounds are in log space. A is the rollout's mean advantage; every action of a rollout has the same value.
@@ -163,10 +159,6 @@ class Gmpo(ProportionalToAdvantage):
     """A log ratio counts as at least -low, in nats."""
     high: NonNegative = 0.4
     """A log ratio counts as at most high, in nats."""
-
-    @property
-    def scope(self) -> Scope:
-        return "rollout"
 
     @property
     def clip_range(self) -> ClipRange:
@@ -182,7 +174,7 @@ class Gmpo(ProportionalToAdvantage):
 
 
 @dataclass(frozen=True)
-class Vespo(ProportionalToAdvantage):
+class Vespo(ProportionalToAdvantage, scope="rollout"):
     """-sg[phi(w)] A log policy, log phi = lambda + k log w - lambda w, w the rollout's unnormalized ratio (VESPO).
 
     arXiv:2602.10693. phi(1) = 1. (k, lambda) are (2, 3) for A >= 0 and (3, 2) for A < 0, as in TRL 1.16.
@@ -202,10 +194,6 @@ class Vespo(ProportionalToAdvantage):
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS) if self.sampler else (LOGPROBS, OLD_LOGPROBS)
-
-    @property
-    def scope(self) -> Scope:
-        return "rollout"
 
     @property
     def at_first_update(self) -> str | None:

@@ -1,7 +1,7 @@
 """Tools for terms: ratios between readings, masked means, and the declarations of most surrogates."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,8 +22,21 @@ NOTHING = "nothing"
 """What a penalty on leaving the old policy is where both are the same: it has no gradient."""
 
 
-class Surrogate(TermHooks):
-    """The declarations of most surrogates: they compare log-probabilities with old ones, action by action, and take credit."""
+class Declarations(TypedDict, total=False):
+    """What a class of terms may declare in its head, `class Gmpo(Surrogate, scope="rollout")`, where no field decides it."""
+
+    reads: tuple[Reading, ...]
+    scope: Scope
+    at_first_update: None
+
+
+class Declared(TermHooks):
+    """The declarations of most terms: they compare log-probabilities with old ones, action by action."""
+
+    def __init_subclass__(cls, **declared: Unpack[Declarations]) -> None:
+        super().__init_subclass__()
+        for name, value in declared.items():
+            setattr(cls, name, value)
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -32,6 +45,10 @@ class Surrogate(TermHooks):
     @property
     def scope(self) -> Scope:
         return "action"
+
+
+class Surrogate(Declared):
+    """A term that takes credit."""
 
     @property
     def credited(self) -> bool:
@@ -48,20 +65,12 @@ class ProportionalToAdvantage(Surrogate):
     silent_without_advantage = True
 
 
-class OfTheGroup(Surrogate):
+class OfTheGroup(Surrogate, scope="group"):
     """A surrogate that compares the rows of a group, which a policy may not cut."""
 
-    @property
-    def scope(self) -> Scope:
-        return "group"
 
-
-class Penalty(TermHooks):
-    """The declarations of penalties and bonuses: they look at each action by itself, and take no credit."""
-
-    @property
-    def scope(self) -> Scope:
-        return "action"
+class Penalty(Declared):
+    """A penalty or bonus, which takes no credit."""
 
     @property
     def credited(self) -> bool:
@@ -69,11 +78,7 @@ class Penalty(TermHooks):
 
 
 class OldPenalty(Penalty):
-    """The declarations of penalties on leaving the old policy: they compare log-probabilities with old ones."""
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS)
+    """A penalty on leaving the old policy."""
 
     @property
     def at_first_update(self) -> str | None:

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.hooks import WeightHooks
+from mmrl.algorithms.weights.aggregate import PlainWeight
 from mmrl.core.readings import MEAN_REWARD, REWARD
-from mmrl.core.types import Batch, Counts, Scope
+from mmrl.core.types import Batch, Counts
 from mmrl.runtime.ranges import NonNegative
 
 ROUNDING = 1e-6
@@ -17,7 +17,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class ConflictTokens(WeightHooks):
+class ConflictTokens(PlainWeight):
     """w / max(1, number of shared tokens), w at those 0 in wrong answers and `boost` in right ones, 1 at the others (GTPO).
 
     GTPO, arXiv:2508.03772. An answer is right if its reward is above its group's mean and wrong below, whatever else its
@@ -29,11 +29,9 @@ class ConflictTokens(WeightHooks):
 
     boost: NonNegative = 2.0
     """Weight of shared tokens in right answers."""
-    reads = (REWARD, MEAN_REWARD)
 
-    @property
-    def scope(self) -> Scope:
-        return "group"
+    reads = (REWARD, MEAN_REWARD)
+    scope = "group"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         """Raises ValueError when samples have no tokens (pictures)."""

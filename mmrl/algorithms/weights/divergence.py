@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.hooks import WeightHooks
+from mmrl.algorithms.weights.aggregate import PlainWeight
 from mmrl.core.readings import GROUP_DIVERGENCE
-from mmrl.core.types import Batch, Counts, Scope
+from mmrl.core.types import Batch, Counts
 from mmrl.runtime.ranges import NonNegative
 
 
 @dataclass(frozen=True)
-class GroupDivergence(WeightHooks):
+class GroupDivergence(PlainWeight):
     """w_t = 1 + (alpha - 1) (D_t - min D) / (max D - min D), D_t = how far a group's distributions differ there (TW-GRPO).
 
     arXiv:2505.24718. D_t = mean_g sum_v exp(d) - d - 1, d = clamp(mean over the group of log p - log p, 11), the same for all
@@ -25,10 +25,7 @@ class GroupDivergence(WeightHooks):
     """Weight where the group disagrees most; 1 = uniform. The paper's script has 1.7, its code 1.4."""
 
     reads = (GROUP_DIVERGENCE,)
-
-    @property
-    def scope(self) -> Scope:
-        return "group"
+    scope = "group"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         divergence = batch.frozen[GROUP_DIVERGENCE].to(batch.advantages.dtype)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.weights.aggregate import PlainWeight
-from mmrl.core.hooks import PartHooks, WeightHooks
+from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Scope
 from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare
@@ -16,7 +16,7 @@ from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class HighEntropy(WeightHooks):
+class HighEntropy(PlainWeight):
     """1 for the `quantile` of actions with the highest entropy, 0 for the others ("80/20", arXiv:2506.01939).
 
     The threshold is taken over the actions of the minibatch, at the weights that sampled (TRL: at the current ones, again in
@@ -28,10 +28,7 @@ class HighEntropy(WeightHooks):
 
     reads = (OLD_ENTROPY,)
     pools = (OLD_ENTROPY,)
-
-    @property
-    def scope(self) -> Scope:
-        return "batch"
+    scope = "batch"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         entropy, mask = batch.frozen[OLD_ENTROPY], batch.rollouts.action_mask

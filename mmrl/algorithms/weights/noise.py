@@ -7,16 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import DT, PULL, STD
 from mmrl.core.types import Batch, Counts, Reading, Scope
 
 
-class OfTheStep:
-    """The declarations of weights that know the schedule only."""
+class OfTheStep(PartHooks):
+    """A weight that knows the schedule only."""
 
-    @property
-    def scope(self) -> Scope:
-        return "action"
+    reads: tuple[Reading, ...] = ()
+    scope: Scope = "action"
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,7 @@ class NoiseLevel(OfTheStep):
     The mean is taken, not the paper's constants (2.25 for SD3, 1.73 for FLUX), which are 1 / mean to three digits.
     """
 
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (STD,)
+    reads = (STD,)
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         std = batch.frozen[STD]
@@ -41,9 +39,7 @@ class NoiseLevel(OfTheStep):
 class InverseStep(OfTheStep):
     """1 / (sigma - sigma'): with normalized ratios every step pulls equally at the velocity (GRPO-Guard, arXiv:2510.22319)."""
 
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (DT,)
+    reads = (DT,)
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         return 1 / batch.frozen[DT].clamp(min=1e-12)
@@ -60,9 +56,7 @@ class EqualGradient(OfTheStep):
     normalize: Literal["pool", "batch"] = "pool"
     """The mean is over the steps that the schedule may train, or (the authors' script) over all trained actions of the batch."""
 
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (PULL,)
+    reads = (PULL,)
 
     @property
     def pools(self) -> tuple[Reading, ...]:
