@@ -33,7 +33,7 @@ class Probe:
     @classmethod
     def of(cls, host: TextHost) -> "Probe":
         """Let the policy answer; every process calls it."""
-        asked = host.stand_in()
+        asked = host.stand_in
         own = LocalGenerator(host).write([asked], [0], [(0, 0)], FIRST_TOKEN).logprobs[0, 0]
         params = sampling_params(FIRST_TOKEN, host.banned, host.eos_token_ids)
         return cls(wire_prompts(host, [asked])[0], params, limits_of(host, FIRST_TOKEN), float(own))

@@ -271,12 +271,15 @@ class FlowPolicy(PolicyHooks):
     def velocities(
         self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
     ) -> Float[Tensor, "m ..."]:
+        """The guided velocities at latents whose prompts are among the conditions."""
         return velocities_of(self, self.forward, [asked], conditions, guidance)[0]
 
     def decode(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
+        """Finished latents of one size as PIL images, clips or sounds."""
         return self.decoder(latents, size)
 
     def logprobs(self, trace: FlowTrace, mask: Bool[Tensor, "n t"], model: str = "policy") -> Float[Tensor, "n t"]:
+        """Log-probabilities of the recorded transitions under some weights, without gradient."""
         reading = LOGPROBS._replace(model=model)
         return self.read(trace, [reading], mask)[reading].detach()
 

@@ -240,23 +240,23 @@ class TextPolicy(PolicyHooks):
         self.module = wrap_module(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
         self.net = with_layers_compiled(accelerator.unwrap_model(self.module), self.config)
         self.ranks = Ranks(accelerator)
-        self.turns = self.net.join(self.ranks, self.stand_in().media if self.ranks.world > 1 else None, self.config.context)
+        self.turns = self.net.join(self.ranks, self.stand_in.media if self.ranks.world > 1 else None, self.config.context)
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self.teachers.prepare()
         self._followed = False
 
-    def stand_in(self) -> Encoded:
-        return self._stand_in
-
     @cached_property
-    def _stand_in(self) -> Encoded:
+    def stand_in(self) -> Encoded:
+        """The prompt that a process looks at while the others still have work and it has none."""
         return self.encode(stand_in_prompt(self.family))
 
     def reads_packed(self, trace: Trace) -> bool:
+        """Are rows of a trace read behind their prompt in one packed row?"""
         assert isinstance(trace, TextTrace)
         return self.packs and trace.packed
 
     def run(self, work: Callable[[TextNet], T]) -> T:
+        """One forward of the network, through its wrapper for many processes where there is a gradient."""
         if torch.is_grad_enabled():
             return self.module(work)
         out = self.net(work)
@@ -268,6 +268,7 @@ class TextPolicy(PolicyHooks):
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def tokens_given(self, text: str, prompt: Prompt) -> list[int]:
+        """The tokens of a completion that is given, with the one that ends it; ValueError for one it may not hold."""
         return tokens_of(text, prompt.id, self.tokenizer, self.eos_token_ids[0], self.banned)
 
     def prefetch(self, prompts: Iterable[Prompt]) -> None:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,6 +13,7 @@ from mmrl.core.types import Target
 from mmrl.policies.shared.lora import LoraSettings, adapter_layers, refuse_no_peft, with_adapter
 from mmrl.policies.shared.teachers import TEACHER, adapter_of, numbers_of
 from mmrl.policies.text.families import family_of
+from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import load_config, read_processor
 from mmrl.policies.text.parts import ServedTeacher
 from mmrl.policies.text.prompt.encode import Encoded
@@ -24,9 +24,6 @@ from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig, Tex
 from mmrl.policies.text.trace import TextTrace, append
 from mmrl.policies.text.write.rollout import vocabulary_of
 from mmrl.runtime.tensors import pad_actions
-
-if TYPE_CHECKING:
-    from mmrl.policies.text.policy import TextPolicy
 
 
 def config_of(policy: TextPolicyConfig, teacher: TextTeacher) -> TextPolicyConfig:
@@ -83,13 +80,13 @@ class Teachers:
 
     def __init__(
         self,
-        host: "TextPolicy",
-        make: Callable[[TextPolicyConfig], "TextPolicy"],
+        host: TextHost,
+        make: Callable[[TextPolicyConfig], TextHost],
         ask: Callable[[TextPolicyConfig, TextTeacher, int], ServedTeacher],
     ) -> None:
         self.host, self.settings = host, host.config.teachers
         self.adapters = {i: one.adapter for i, one in enumerate(self.settings) if one.adapter is not None}
-        self.others: dict[int, TextPolicy] = {}
+        self.others: dict[int, TextHost] = {}
         self.asked: dict[int, ServedTeacher] = {}
         for number, one in enumerate(self.settings):
             with named(number):
@@ -184,11 +181,11 @@ class Teachers:
             return nullcontext()
         return with_adapter(adapter_layers(self.host.net.modules()), adapter_of(number))
 
-    def _reader(self, number: int, trace: TextTrace, view: str) -> tuple["TextPolicy", TextTrace]:
+    def _reader(self, number: int, trace: TextTrace, view: str) -> tuple[TextHost, TextTrace]:
         """Who reads for a teacher, and the rows: behind their prompts as another model is shown them under the view."""
         if number in self.adapters:
             return self.host, trace
-        policy, host = self.others.get(number) or cast("TextPolicy", self.asked[number].host), self.host
+        policy, host = self.others.get(number) or self.asked[number].host, self.host
         if any(trace.insets) and number in self.asked:
             raise unserved(self.settings[number].name, "insets")
         if any(trace.insets) and image_processor(policy) != image_processor(host):
@@ -217,12 +214,12 @@ def unserved(name: str, why: str, *said: object) -> ValueError:
     return ValueError(f"policy.teachers {name!r} is behind a server, which {UNSERVED[why].format(*said)}, or leave url out")
 
 
-def image_processor(policy: "TextPolicy") -> object:
+def image_processor(policy: TextHost) -> object:
     """How a model's pictures become tensors."""
     return policy.processor.image_processor.to_dict()
 
 
-def states_of(policy: "TextPolicy", trace: TextTrace, mask: Bool[Tensor, "n t"], view: str) -> Float[Tensor, "m d"]:
+def states_of(policy: TextHost, trace: TextTrace, mask: Bool[Tensor, "n t"], view: str) -> Float[Tensor, "m d"]:
     """The states that the tokens in the mask are predicted from; a process without rows keeps step with the others."""
     if not len(trace):
         (trace, mask), view = trace_of_nothing(policy, trace.packed), "plain"
@@ -230,7 +227,7 @@ def states_of(policy: "TextPolicy", trace: TextTrace, mask: Bool[Tensor, "n t"],
     return policy.evaluator(States(**vars(work)))[STATES]
 
 
-def head_of(policy: "TextPolicy", model: str) -> Head:
+def head_of(policy: TextHost, model: str) -> Head:
     """The policy's head as it is under the weights of this name, for use while the live ones are in place."""
     layer, net = policy.net.model.get_output_embeddings(), policy.net
     if model != "policy" and hasattr(layer, "lora_B"):
@@ -251,7 +248,7 @@ def head_of(policy: "TextPolicy", model: str) -> Head:
     return logits
 
 
-def own_head(policy: "TextPolicy") -> Head:
+def own_head(policy: TextHost) -> Head:
     """The head of a model of its own, in its own precision."""
 
     def logits(states: Tensor, temperature: Tensor) -> Tensor:

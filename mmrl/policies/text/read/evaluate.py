@@ -237,7 +237,7 @@ def trace_of_nothing(host: TextHost, packed: bool) -> tuple[TextTrace, Bool[Tens
     """One token that was not sampled, behind the prompt that stands for nothing, and the mask that leaves it out."""
     zero, one = torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.long)
     token = torch.tensor([[next(iter(host.eos_token_ids), 0)]])
-    trace = TextTrace((host.stand_in(),), zero, token, one, torch.ones(1), one, host.family, packed=packed)
+    trace = TextTrace((host.stand_in,), zero, token, one, torch.ones(1), one, host.family, packed=packed)
     return trace, torch.zeros(1, 1, dtype=torch.bool)
 
 

@@ -307,7 +307,7 @@ class LocalGenerator(Generator):
     ) -> Generation:
         """The work of one forward; without rows, of keeping up with other processes that have some."""
         host, idle = self.host, not prompt_index
-        shown = [host.stand_in()] if idle else prompts
+        shown = [host.stand_in] if idle else prompts
         return self.kind(
             prompts=collate_prompts(shown, host.net.pad_token_id, host.net.device),
             prompt_index=torch.tensor([0] if idle else list(prompt_index)),
