@@ -12,13 +12,11 @@ from tempfile import mkdtemp
 
 from mmrl.app.config.run import Resolved, with_values
 from mmrl.app.config.tasks import one_line
-from mmrl.app.fit.fit import free_sizes
+from mmrl.app.fit.fit import free_sizes, least_sizes
 from mmrl.app.fit.plan import Estimates, prompts_of
-from mmrl.app.fit.sizes import least_sizes
 from mmrl.app.planning.choices import CHOSEN, ModelFacts, in_4_bits, usual_choices, with_choices
-from mmrl.app.planning.device import target_device
 from mmrl.app.planning.known import with_settings
-from mmrl.app.planning.memory import CONTEXT, GIB, reward_memory, usable
+from mmrl.app.planning.memory import CONTEXT, GIB, reward_memory, target_device, usable
 from mmrl.policies.flow.dry_run import encoders_of
 from mmrl.policies.flow.families.known import family_of
 from mmrl.policies.flow.loading import load_index

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmrl.app.modality.weight_files import write_weights
+from mmrl.app.modality.merge import write_weights
 from mmrl.lab.tiny.flow import pipeline_parts, pipelines
 from mmrl.lab.tiny.text import vlms
 from mmrl.lab.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer

@@ -27,7 +27,7 @@ from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.run import load
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.step_spans import StepSpans
+from mmrl.app.run.trackers import StepSpans
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.write.remote import RemoteGenerator
 from mmrl.policies.shared.workers.crew import Crew, Restarts

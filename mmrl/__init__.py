@@ -25,7 +25,7 @@ _HOMES = {
     "FlowPolicy": "mmrl.policies.flow.policy",
     "FlowPolicyConfig": "mmrl.policies.flow.settings",
     "Trainer": "mmrl.training.trainer",
-    "Run": "mmrl.app.api.run",
+    "Run": "mmrl.app.api.fit",
     "Evaluation": "mmrl.app.api.evaluate",
     "evaluate": "mmrl.app.api.evaluate",
     "find_suite": "mmrl.app.plugins.suites",

@@ -7,7 +7,7 @@ from PIL import Image
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from mmrl.app.cli.data import data
+from mmrl.app.cli.groups import data
 from mmrl.app.commands.data import split_by_shares
 from mmrl.app.plugins.resolve import load
 from mmrl.data.files.paths import write_jsonl

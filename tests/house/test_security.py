@@ -25,7 +25,7 @@ CLIENTS = {
     "mmrl/runtime/net/offline.py",
 }
 CLIENTS |= {"mmrl/runtime/workers.py", "mmrl/engine/server.py"}
-CLIENTS |= {"mmrl/engine/worker/weight_group.py", "mmrl/app/export/hub.py"}
+CLIENTS |= {"mmrl/engine/worker/weight_group.py", "mmrl/app/export/export.py"}
 """Speak with servers that a config names, or with processes of their own."""
 
 

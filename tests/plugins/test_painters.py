@@ -13,7 +13,7 @@ from PIL import Image
 
 import mmrl
 from mmrl.app.plugins.resolve import load
-from mmrl.app.run.reward_runners import draw_alike
+from mmrl.app.run.build import draw_alike
 from mmrl.core.types import Group, Observation, Prompt, Sample, Scored, Turn
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.scorers import painting

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mmrl import Prompt, Turn
 from mmrl.answers.calls import CallError
-from mmrl.app.cli.environment import environment as commands
+from mmrl.app.cli.groups import environment as commands
 from mmrl.app.plugins.resolve import load
 from mmrl.data.drawn.puzzles import dial, follow, pairs, slide, tiles, upright
 from mmrl.data.drawn.puzzles.make import Kind

@@ -97,7 +97,7 @@ def counting(function: Callable[..., Any], number: int, at: Callable[..., None])
 
 def arm(moment: Moment) -> None:
     """Make this process die at the moment."""
-    from mmrl.app.chain import mine
+    from mmrl.app.chain import rows
     from mmrl.app.commands import train as jobs
     from mmrl.app.run import folder as rundir
     from mmrl.training import evaluate, trainer
@@ -120,7 +120,7 @@ def arm(moment: Moment) -> None:
         synced = counting(os.fsync, number, after)
         checkpoint_files.os = Proxy(os, fsync=synced)  # pyright: ignore[reportAttributeAccessIssue]
     elif moment.place == "metrics":
-        rundir.append_line = mine.append_line = counting(rundir.append_line, number, torn)
+        rundir.append_line = rows.append_line = counting(rundir.append_line, number, torn)
     elif moment.place == "collect":
         trainer.tell_sampler = counting(trainer.tell_sampler, number, now)
     elif moment.place == "update":

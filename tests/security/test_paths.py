@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mmrl.app.plugins.resolve import load
-from mmrl.app.reward_test.rows import read_tasks
+from mmrl.app.reward_test.probes import read_tasks
 from mmrl.data.files.paths import FOLLOW_LINKS, path_below
 from mmrl.data.video_rows import VideoFolder
 from tests.support.grounding import convert, split

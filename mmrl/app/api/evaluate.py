@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from mmrl.app.api.fit import Run
 from mmrl.app.api.inputs import Lent, PolicyInput, PromptsInput, RewardInput, kind_of_model, merge, policy_table
-from mmrl.app.api.run import Run
 from mmrl.app.config.run import resolve
 from mmrl.app.plugins.python_objects import offer
 from mmrl.app.run.context import distributed_run

@@ -1,7 +1,9 @@
-"""`mmrl.fit`: what `mmrl train` does, for the objects of a Python program."""
+"""`mmrl.fit`: what `mmrl train` does, for the objects of a Python program; and the run that it returns."""
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from mmrl.app.api.inputs import (
@@ -15,19 +17,53 @@ from mmrl.app.api.inputs import (
     policy_table,
 )
 from mmrl.app.api.notebook import NotebookProgress, in_notebook
-from mmrl.app.api.run import Run
 from mmrl.app.chain.rows import rows_before
 from mmrl.app.commands.train import run_job
 from mmrl.app.config.run import Resolved, RunConfig, resolve
 from mmrl.app.config.stages import stages_of
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import offer
+from mmrl.app.report.data import PairedChange, changes, load
 from mmrl.app.run.build import build, on_the_terminal
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import load_state
 from mmrl.app.toml.tables import Table
 from mmrl.core.protocols import Policy
 from mmrl.training.callbacks import Callback
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of `mmrl.fit`. `mmrl report`, `compare`, `export` and `sample` take its folder."""
+
+    folder: Path
+    policy: Policy
+    """The policy with the trained weights."""
+    is_finished: bool
+    """False: it was stopped and saved, and `resume=True` continues it."""
+
+    @property
+    def metrics(self) -> Sequence[Mapping[str, int | float]]:
+        """The metrics of every step and evaluation, in order; `step` is among them."""
+        return RunDir(self.folder).read_metrics().lines
+
+    @property
+    def changes(self) -> Sequence[PairedChange]:
+        """Held-out figures before and after, with their uncertainty; empty without two evaluations."""
+        return changes(load(self.folder))
+
+    @property
+    def report(self) -> Path:
+        """The run's page; it exists where the extra `report` is installed."""
+        return RunDir(self.folder).report_file
+
+    def _repr_html_(self) -> str:
+        """Curves and figures, for notebooks."""
+        from mmrl.app.api.notebook import figures_html
+
+        state = "finished" if self.is_finished else "stopped and saved; go on with resume=True"
+        return f"<p><code>{escape(str(self.folder))}</code>: {state}</p>{figures_html(self.folder)}"
+
 
 SOURCE = "mmrl.fit"
 """The origin of such a run's values, in errors and in `mmrl show`."""

@@ -6,8 +6,7 @@ from typing import Any
 
 from mmrl.app.config.plug_ins import read_data, reward_of
 from mmrl.app.config.run import DataConfig
-from mmrl.app.reward_model.painter import Painter, painter_of
-from mmrl.app.reward_model.scorer import Judge, Scorer, judge_of, scorer_of
+from mmrl.app.reward_model.scorer import Judge, Painter, Scorer, judge_of, painter_of, scorer_of
 from mmrl.app.run.build import load_prompts
 from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Prompt

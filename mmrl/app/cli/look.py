@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import RunFolder
-from mmrl.app.commands.options import AsJson
+from mmrl.app.commands.options import AsJson, RunFolder
 
 Answers = Annotated[
     Path, Argument(metavar="RUN|EVALUATION", help="A run's folder, or the folder or predictions.jsonl of `mmrl eval`.")

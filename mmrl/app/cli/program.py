@@ -12,14 +12,10 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import RunFolder, with_options
-from mmrl.app.cli.data import data
-from mmrl.app.cli.environment import environment
+from mmrl.app.cli.groups import data, environment, reward
 from mmrl.app.cli.look import ask, compare, draw, report, watch
-from mmrl.app.cli.reward import reward
-from mmrl.app.commands.cache import cache
-from mmrl.app.commands.engine import engine
 from mmrl.app.commands.help import InOrder, complete_config, complete_name
+from mmrl.app.commands.kept import cache, engine
 from mmrl.app.commands.options import (
     AsJson,
     Card,
@@ -28,8 +24,10 @@ from mmrl.app.commands.options import (
     LaunchArguments,
     Overrides,
     PlanArguments,
+    RunFolder,
     SampleOptions,
     TrainArguments,
+    with_options,
 )
 from mmrl.app.errors import (
     TRACEBACK,

@@ -18,8 +18,7 @@ from mmrl.app.fit.fit import fit_lines, fit_to
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import counted_size
-from mmrl.app.planning.device import target_device
-from mmrl.app.planning.memory import CONTEXT, GIB, WRITTEN, Memory, advice, room, size_text
+from mmrl.app.planning.memory import CONTEXT, GIB, WRITTEN, Memory, advice, room, size_text, target_device
 from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run, idle_terms, updates
 from mmrl.training.evaluate import Evaluator

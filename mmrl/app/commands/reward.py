@@ -20,8 +20,8 @@ from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import SPACES, Space
 from mmrl.app.commands.options import FileOptions, RewardTestOptions, ScoreOptions
 from mmrl.app.config import run as configs
-from mmrl.app.config.needed_rewards import read_runs_as_rewards
 from mmrl.app.config.plug_ins import read_reward
+from mmrl.app.config.reward_needs import read_runs_as_rewards
 from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.files import replace_text
@@ -31,7 +31,7 @@ from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
-from mmrl.app.reward_test.rows import ProbeRow, read_tasks
+from mmrl.app.reward_test.probes import ProbeRow, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.app.run.beforehand import what_is_missing
 from mmrl.app.run.build import load_data, with_local_model

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-from mmrl.app.chain.mine import mine
-from mmrl.app.chain.rows import forget_rows, look_ahead, place_named, rows_before
+from mmrl.app.chain.rows import forget_rows, look_ahead, mine, place_named, rows_before
 from mmrl.app.commands.options import TrainArguments
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import LR, Resolved, RunConfig, as_table
@@ -22,13 +21,11 @@ from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.report.figures import PairedChange
-from mmrl.app.report.tables import table
-from mmrl.app.report.words import percent
+from mmrl.app.report.words import percent, table
 from mmrl.app.run.build import Job, build, on_the_terminal
-from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, refuse_idle_methods, updates
 from mmrl.app.run.folder import RunDir, early_warnings
-from mmrl.app.run.launch import check_same
+from mmrl.app.run.launch import check_same, claimed_folder
 from mmrl.app.run.resume import (
     ChangedSetting,
     changed_settings,
@@ -72,7 +69,7 @@ def train(given: TrainArguments) -> RunDir:
 def fit_task(given: TrainArguments) -> Resolved:
     """The run of a task, fitted to its model and this machine's card; prints what was chosen and why."""
     from mmrl.app.fit.fit import fit_lines, fit_to
-    from mmrl.app.planning.device import target_device
+    from mmrl.app.planning.memory import target_device
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world))

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 from mmrl.app.config.data import DataConfig, MixedData
-from mmrl.app.config.needed_rewards import rewards_in
+from mmrl.app.config.reward_needs import rewards_in
 from mmrl.app.config.run import EnvironmentConfig, Resolved, RunConfig, SamplerConfig, UnweightedReward
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters

@@ -13,11 +13,10 @@ import tomli_w
 from pydantic import InstanceOf
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
+from mmrl.app.config.algorithm import PART_SLOTS, Assembly, add_engine_defaults, assemble
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
-from mmrl.app.config.engine_defaults import add_engine_defaults
-from mmrl.app.config.needed_rewards import names_in, read_runs_as_rewards
+from mmrl.app.config.reward_needs import names_in, read_runs_as_rewards
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
 from mmrl.app.modality.base import EvaluationTable

@@ -15,8 +15,17 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.config.tasks import one_line
 from mmrl.app.errors import Lines, Terminal, printable
-from mmrl.app.evaluation.suites import ALL, of_suite, suite_facts, suite_numbers, suite_words
-from mmrl.app.evaluation.tables import metrics_of, numbers, print_numbers, summary
+from mmrl.app.evaluation.tables import (
+    ALL,
+    metrics_of,
+    numbers,
+    of_suite,
+    print_numbers,
+    suite_facts,
+    suite_numbers,
+    suite_words,
+    summary,
+)
 from mmrl.app.files import json_text
 from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.suites import find_suite

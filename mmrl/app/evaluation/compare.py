@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.app.evaluation.suites import suite_figures
+from mmrl.app.evaluation.tables import suite_figures
 from mmrl.app.files import replace_text
 from mmrl.app.plugins.resolve import SUITES, listing
 from mmrl.app.plugins.suites import find_suite
@@ -19,8 +19,7 @@ from mmrl.app.report.data import EVAL, RunData, column, ends, load, read_rows
 from mmrl.app.report.figures import LEAST_PROMPTS, PairedChange, SampleFigure, figures, paired_changes
 from mmrl.app.report.page import MADE, NUM_PAIRS, Example, Pair, environment, thumbnail
 from mmrl.app.report.rows import SampleLine, Task, by_task, mean
-from mmrl.app.report.tables import table, write_tsv
-from mmrl.app.report.words import number, percent, signed
+from mmrl.app.report.words import number, percent, signed, table, write_tsv
 from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
 from mmrl.app.run.folder import Line, RunDir, also_split
 from mmrl.app.run.trackers import flat, is_reward

@@ -12,7 +12,6 @@ import numpy as np
 from torch import nn
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.again import draw_again
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, PolicyNeeds, VariantConfig, refuse_turns
 from mmrl.app.modality.flow_checks import (
     check_objective,
@@ -30,7 +29,7 @@ from mmrl.app.modality.flow_checks import (
 )
 from mmrl.app.modality.merge import merge_lora
 from mmrl.app.modality.teachers import measured_apart
-from mmrl.app.modality.templates import flow_template
+from mmrl.app.modality.templates import draw_again, flow_template
 from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt

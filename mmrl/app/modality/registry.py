@@ -4,8 +4,7 @@ from typing import Any
 
 from mmrl.app.modality.base import Modality
 from mmrl.app.modality.flow import FlowModality
-from mmrl.app.modality.text import TextModality
-from mmrl.app.modality.token_image import TokenImageModality
+from mmrl.app.modality.text import TextModality, TokenImageModality
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig

@@ -13,8 +13,7 @@ from mmrl.app.config.run import Resolved, is_free, part_table, with_values
 from mmrl.app.modality.flow import sketch_of_model
 from mmrl.app.modality.flow_checks import fitting_clip
 from mmrl.app.modality.registry import PolicyConfig, modality_of
-from mmrl.app.planning.device import Device
-from mmrl.app.planning.memory import size_text
+from mmrl.app.planning.memory import Device, size_text
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.samples import IMAGE, kind_of
 from mmrl.core.types import Prompt

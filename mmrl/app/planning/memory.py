@@ -1,6 +1,7 @@
-"""How much memory of a card a run takes, from models without weights: its own, its rewards' and an engine's beside it."""
+"""How much memory a run takes, from models without weights: its own, its rewards', an engine's; and the device it is for."""
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from mmrl.app.config.needed_rewards import rewards_in, with_those_inside
 from mmrl.app.config.plug_ins import episodes_at_once, read_environment, reward_of
+from mmrl.app.config.reward_needs import rewards_in, with_those_inside
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.on_cards import without_bfloat16
 from mmrl.app.plugins import foreign_rewards as adapters
@@ -400,3 +401,55 @@ def advice(memory: Memory, room: int, is_text: bool) -> str | None:
         "fragments; "
         f"most: {named}. {remedy}"
     )
+
+
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files with a container's memory limit."""
+SHARE = 0.85
+"""Share of a machine's memory that a run may take, since other programs need some too."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One card, or one process's share of a machine without cards: `Device(24 * GIB, True, "a card of 24.0 GiB")`."""
+
+    size: int
+    """Bytes."""
+    is_card: bool
+    name: str
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a run's own tensors may take."""
+        return usable(self.size) if self.is_card else int(self.size * SHARE)
+
+    def use_of(self, memory: Memory) -> int:
+        """Bytes that a run takes here, at most."""
+        return memory.peak if self.is_card else memory.resident
+
+    def need_of(self, memory: Memory) -> int:
+        """The same, with what CUDA itself takes."""
+        return self.use_of(memory) + (CONTEXT if self.is_card else 0)
+
+    def fits(self, memory: Memory) -> bool:
+        return self.use_of(memory) <= self.usable
+
+
+def target_device(card: str | None, processes: int = 1) -> Device:
+    """The device of a run: a card such as 24GB or RTX 4090 (else ValueError), or this machine's, shared by n processes."""
+    size = room(card)
+    if size is not None:
+        said = "from --card" if card is not None else "this machine's smallest"
+        return Device(size, True, f"a card of {size / GIB:.1f} GiB ({said})")
+    share = machine_memory() // processes
+    each = "" if processes == 1 else f", {share / GIB:.1f} GiB for each of {processes} processes"
+    return Device(share, False, f"this machine's memory of {machine_memory() / GIB:.1f} GiB (no card){each}")
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory, or of the container's share of it."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in LIMITS:
+        text = file.read_text().strip() if file.is_file() else ""
+        found += [int(text)] if text.isdigit() else []
+    return min(found)

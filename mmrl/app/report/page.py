@@ -36,8 +36,7 @@ from mmrl.app.report.data import (
 )
 from mmrl.app.report.figures import LEAST_PROMPTS, PairedChange
 from mmrl.app.report.rows import SampleLine, Spans, mean
-from mmrl.app.report.step_lines import read_steps, step_lines
-from mmrl.app.report.timing import phases, time_band
+from mmrl.app.report.timing import phases, read_steps, step_lines, time_band
 from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.folder import SEEN, Line, RunDir
 from mmrl.app.run.resume import read_choices

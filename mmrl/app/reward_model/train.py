@@ -14,7 +14,7 @@ from mmrl.app.config.tasks import SCORING, one_line
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.report.figures import Estimate, estimate
-from mmrl.app.report.tables import table
+from mmrl.app.report.words import table
 from mmrl.app.reward_model.scorer import Scorer, scorer_of
 from mmrl.app.run.build import load_prompts
 from mmrl.app.run.folder import RunDir

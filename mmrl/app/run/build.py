@@ -15,22 +15,28 @@ import torch
 from mmrl import __version__
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.plug_ins import Prompts, read_data, read_plug_ins, with_kind, worlds_of
+from mmrl.app.config.reward_needs import declared_space, name_of, other_samples, with_gradients, with_inside
 from mmrl.app.config.reward_needs import parts_of as parts_of_reward
-from mmrl.app.config.reward_needs import with_gradients
-from mmrl.app.config.run import DataConfig, Resolved, RunConfig, as_table
+from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, UnweightedReward, as_table
 from mmrl.app.config.stages import Stage
 from mmrl.app.errors import waiting
 from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.on_cards import refuse_ways_apart
-from mmrl.app.modality.registry import PolicyConfig, modality_of
+from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.modality.taught import bind_taught
 from mmrl.app.plugins.lab import TINY, small_models
-from mmrl.app.run.beforehand import check_context, look_at_scoring, look_at_settings, refuse_unknown_space
+from mmrl.app.plugins.resolve import PlugIn, modalities
+from mmrl.app.run.beforehand import (
+    check_context,
+    evaluation_scorer,
+    look_at_scoring,
+    look_at_settings,
+    refuse_unknown_space,
+    unknown_space,
+)
 from mmrl.app.run.folder import SEEN, RunDir
-from mmrl.app.run.reward_runners import draw_alike, load_rewards, reward_runners
 from mmrl.app.run.services import AccelerateTrackers
-from mmrl.app.run.step_spans import StepSpans
-from mmrl.app.run.trackers import JsonlTracker, Losses, Progress
+from mmrl.app.run.trackers import JsonlTracker, Losses, Progress, StepSpans
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks
@@ -43,10 +49,11 @@ from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher, refuse_rest
 from mmrl.runtime.cache import cache_folder, note_use
 from mmrl.runtime.process_state import seed
+from mmrl.serving.scorers.painting import unpinned
 from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints, Pace
 from mmrl.training.evaluate import Evaluator, SeenPrompts, check_columns
-from mmrl.training.rewards.runner import RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import Until
 from mmrl.training.trainer import Records, Trainer
 from mmrl.training.watch.goal import goal_of
@@ -372,3 +379,84 @@ def sizes_file(config: RunConfig, ranks: Ranks) -> Path | None:
     facts = [table["policy"], table["algorithm"], table["optimizer"], device, ranks.world, __version__]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return note_use(cache_folder() / f"micro-batch-{key}" / "size.json")
+
+
+def load_rewards(makes: Sequence[Callable[[], PlugIn]]) -> list[PlugIn]:
+    """The rewards, which may load models or ask servers."""
+    with waiting("loading rewards"):
+        return [make() for make in makes]
+
+
+def reward_runners(
+    config: RunConfig, loaded: Sequence[PlugIn], loaded_more: Sequence[PlugIn], space: str | None
+) -> tuple[RewardRunner, RewardRunner]:
+    """Who scores samples to train on, and who scores held-out ones: the same where nothing is only watched.
+
+    Raises ValueError where a reward is for samples of another kind, or reads boxes written otherwise.
+    """
+    modality = modality_of(config.policy)
+    output = modality.output_of(config.policy)
+    unscored = config.algorithm.algorithm.unscored
+    trained = [named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)]
+    rewards = RewardRunner(trained, unscored)
+    more = [named_reward(*pair, space, modality, output) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
+    instead = [evaluation_scorer(function) for function in loaded]
+    if not more and not any(instead):
+        return RewardRunner([], unscored) if unscored else rewards, rewards
+    own = [
+        one if scorer is None else named_reward(reward, scorer, space, modality, output)
+        for one, reward, scorer in zip(rewards.rewards, config.reward, instead, strict=True)
+    ]
+    return RewardRunner([], unscored) if unscored else rewards, RewardRunner([*own, *more], unscored)
+
+
+def named_reward(
+    reward: UnweightedReward,
+    function: Any,
+    space: str | None,
+    modality: AnyModality = MODALITIES["text"],
+    output: str | None = None,
+    name: str = "",
+) -> NamedReward:
+    """The reward as the run uses it: with its name, and reading boxes as the policy writes them.
+
+    It sees samples of the kind `output` (None: the modality's); rewards inside it see what it `shows`, or the same, and
+    are blamed under their own names.
+    """
+    output = modality.output if output is None else output
+    shown = getattr(function, "shows", output)
+    name = name or reward.label
+
+    def inside(inner: object) -> PlugIn:
+        return named_reward(reward, inner, space, modality, shown, f"{name_of(inner)} in {name}").function
+
+    function = with_inside(function, inside)
+    declared = declared_space(function)
+    if declared is not None:
+        modality.refuse_box_reward(name)
+    wanted = modalities(function)
+    if wanted and not {output, *output.split(" with ")} & set(wanted):
+        raise ValueError(other_samples(name, wanted, modality.name, output))
+    if declared == "auto":
+        if space is None:
+            raise ValueError(unknown_space(name))
+        function = replace(function, space=space)
+    elif declared is not None and space is not None and declared != space:
+        raise ValueError(
+            f"reward {name!r} reads boxes in {declared!r}, but the policy writes them in {space!r}: "
+            f'remove `space` from the reward, or set policy.box_space = "{declared}" if the model was taught so'
+        )
+    weight = reward.weight if isinstance(reward, RewardConfig) else 0.0
+    how = reward.timeout_s, reward.max_failed, reward.call, reward.transform, reward.sources
+    return NamedReward(name, function, weight, *how)
+
+
+def draw_alike(worlds: Worlds | None, ranks: Ranks) -> Worlds | None:
+    """The worlds, whose painters, as those of rewards, draw in all processes with the checkpoints that the first finds newest."""
+    studios = unpinned() if ranks.world > 1 else []
+    runs = sorted({studio.painting.run for studio in studios})
+    first = ranks.gather({run: Checkpoints(Path(run).expanduser() / "checkpoints").newest_whole() for run in runs})[0]
+    for studio in studios:
+        if (step := first.get(studio.painting.run)) is not None:
+            studio.pin(step)
+    return worlds

@@ -56,7 +56,7 @@ class RunDir:
     """The text around every prompt, and how held-out ones are answered."""
     metrics_file = Below("metrics.jsonl")
     spans_file = Below("spans.jsonl")
-    """Spans of some steps: when each part of them ran (mmrl/app/run/step_spans.py)."""
+    """Spans of some steps: when each part of them ran (mmrl/app/run/trackers.py)."""
     warnings_file = Below("warnings.jsonl")
     versions_file = Below("versions.json")
     changes_file = Below("changes.jsonl")

@@ -1,13 +1,14 @@
-"""The processes of a run: how accelerate sees them, launches that would silently do something else, and one end for all."""
+"""The processes of a run: how accelerate sees them, launches that would do something else, its folder, and one end for all."""
 
 import fcntl
 import os
 import re
+import shutil
 import struct
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from mmrl import __version__
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import is_for_people, sentence
+from mmrl.app.run.folder import RunDir
 from mmrl.core.ranks import Ranks
 from mmrl.runtime.blame import is_from_outside, place_of
 
@@ -208,3 +210,72 @@ def is_of_a_neighbour(error: BaseException) -> bool:
     """Did talking to another process fail?"""
     known = isinstance(error, torch.distributed.DistError)
     return known or (isinstance(error, RuntimeError) and bool(NEIGHBOUR.search(str(error))))
+
+
+OF_A_START = frozenset({".lock", "samples", "tensorboard", "trackio", "versions.json", "wandb"})
+"""What a start writes before there is anything to keep."""
+
+
+@contextmanager
+def claimed_folder(wanted: Path, ranks: Ranks, may_be_another: bool = False) -> Iterator[Path]:
+    """Hold a folder, the same on all ranks and absolute; one that was made for this and holds no run at the end is removed.
+
+    With `may_be_another`, take `wanted-2`, `wanted-3`, ... where `wanted` exists. Raises ValueError if another process holds it.
+    """
+    path, made = wanted.absolute(), list[Path]()
+    problem = None
+    if ranks.is_main:
+        try:
+            path, made = take_next_free(path) if may_be_another else (path, missing_folders(path))
+        except OSError as error:
+            problem = f"the folder {path} cannot be made: {error.strerror}"
+        if not may_be_another and os.path.lexists(path) and not path.is_dir():
+            problem = f"{path} is no folder, and a run needs one: choose another output, or remove it"
+    ranks.agree(problem)
+    path = ranks.gather(path)[0]
+    with lock_folder(path, ranks):
+        try:
+            yield path
+        except BaseException:
+            remove_start(path, made)
+            raise
+
+
+def take_next_free(path: Path) -> tuple[Path, list[Path]]:
+    """Make `runs/image`, or `runs/image-2` where that exists, ...; and say which folders were made.
+
+    Two programs that ask at the same time get different ones.
+    """
+    number, candidate = 1, path
+    while True:
+        missing = missing_folders(candidate)
+        try:
+            candidate.mkdir(parents=True)
+            return candidate, missing
+        except FileExistsError:
+            if not candidate.is_dir() and not candidate.parent.is_dir():
+                raise
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """The folder and those above it that do not exist, lowest first."""
+    missing: list[Path] = []
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = path.parent
+    return missing
+
+
+def remove_start(path: Path, made: list[Path]) -> None:
+    """Remove a folder that was made for a run that never began, and the folders that were made for it; others stay."""
+    if not path.is_dir() or RunDir(path).exists() or {file.name for file in path.iterdir()} - OF_A_START:
+        return
+    with suppress(OSError):
+        if path in made:
+            shutil.rmtree(path)
+        else:
+            (path / ".lock").unlink(missing_ok=True)
+        for folder in made[1:]:
+            folder.rmdir()

@@ -14,10 +14,9 @@ from mmrl.app.errors import waiting
 from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.beforehand import what_is_missing
-from mmrl.app.run.build import evaluator_of, held_out_prompts, with_local_model
+from mmrl.app.run.build import evaluator_of, held_out_prompts, load_rewards, reward_runners, with_local_model
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.reward_runners import load_rewards, reward_runners
 from mmrl.core.protocols import Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Request, Sample

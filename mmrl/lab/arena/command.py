@@ -12,8 +12,8 @@ from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.page import environment
-from mmrl.app.report.tables import table as grid
 from mmrl.app.report.words import number
+from mmrl.app.report.words import table as grid
 from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.trackers import duration
 from mmrl.lab.arena.contest import TASKS, Contest, check_prompts, label_of, resolve_run, start_of

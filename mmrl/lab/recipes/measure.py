@@ -17,12 +17,11 @@ from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
-from mmrl.app.report.tables import table
-from mmrl.app.run.build import held_out_prompts, with_local_model
+from mmrl.app.report.words import table
+from mmrl.app.run.build import held_out_prompts, load_rewards, named_reward, with_local_model
 from mmrl.app.run.context import console, distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import load_state, revive, to_answer
-from mmrl.app.run.reward_runners import load_rewards, named_reward
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Prompt, Value

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.cluster.placement import Placement
-from mmrl.app.cluster.slurm import batch_script
 from mmrl.app.commands import launch as launching
-from mmrl.app.commands.launch import LaunchArguments, launch
+from mmrl.app.commands.launch import LaunchArguments, batch_script, launch
 from mmrl.app.config import run as configs
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.lab.tiny.text.vlms import build

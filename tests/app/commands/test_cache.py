@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mmrl.app.commands import cache as command
+from mmrl.app.commands import kept as command
 from mmrl.data.files.mp4 import clip_folder
 from mmrl.runtime import cache
 from mmrl.runtime.keep import keep

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mmrl.algorithms.miners import Difficulty
-from mmrl.app.chain.mine import filter_data
+from mmrl.app.chain.rows import filter_data
 from mmrl.app.plugins.resolve import load
 from mmrl.data.files.pictures import content_hash
 from tests.support.videos import even, write_video

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from mmrl.app.cli.data import data
+from mmrl.app.cli.groups import data
 from mmrl.app.commands.data import check
 from mmrl.data.layouts.source import guess
 

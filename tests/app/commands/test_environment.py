@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mmrl.app.cli.environment import environment as commands
+from mmrl.app.cli.groups import environment as commands
 from mmrl.app.commands import environment as tools
 from mmrl.app.inspect.ls import listing
 from mmrl.app.inspect.show import description

@@ -7,7 +7,7 @@ import pytest
 
 from mmrl.algorithms.miners import Difficulty
 from mmrl.answers.boxes.box import Box
-from mmrl.app.chain import mine as filtering
+from mmrl.app.chain import rows as filtering
 from mmrl.app.commands.data import CheckOptions, ConvertOptions, SplitOptions, check, convert_file, split_by_shares
 from mmrl.app.config.data import DataConfig
 from mmrl.app.config.tasks import OF_CLIPS, one_line

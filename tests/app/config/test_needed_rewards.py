@@ -7,7 +7,7 @@ import pytest
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.algorithm import presets
-from mmrl.app.config.needed_rewards import names_in
+from mmrl.app.config.reward_needs import names_in
 from mmrl.app.plugins.resolve import load
 from mmrl.app.toml.tables import Table
 

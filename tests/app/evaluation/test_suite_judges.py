@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmrl.app.commands.options import EvalArguments
 from mmrl.app.evaluation.command import run_evaluation
-from mmrl.app.evaluation.suites import of_points, suite_figures, suite_numbers
+from mmrl.app.evaluation.tables import of_points, suite_figures, suite_numbers
 from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.evaluation_folder import EvaluationDir

@@ -17,7 +17,7 @@ from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.evaluation.command import resolve_words, run_evaluation
 from mmrl.app.evaluation.compare import compare
-from mmrl.app.evaluation.suites import headline, suite_facts, suite_numbers
+from mmrl.app.evaluation.tables import headline, suite_facts, suite_numbers
 from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.evaluation_folder import EvaluationDir

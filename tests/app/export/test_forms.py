@@ -11,8 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from mmrl.app.commands.train import run_training
-from mmrl.app.export.export import export
-from mmrl.app.export.forms import WEIGHTS
+from mmrl.app.export.export import WEIGHTS, export
 from mmrl.app.run.folder import RunDir
 from mmrl.lab.models import tiny_model
 from tests.support.flow_runs import Make

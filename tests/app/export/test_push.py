@@ -13,8 +13,7 @@ from rich.console import Console
 
 from mmrl.app.config.run import load
 from mmrl.app.errors import sentence
-from mmrl.app.export.export import export, export_and_push
-from mmrl.app.export.hub import check_push, push_folder
+from mmrl.app.export.export import check_push, export, export_and_push, push_folder
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import revive
 from mmrl.core.ranks import Ranks

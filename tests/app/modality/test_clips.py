@@ -16,8 +16,7 @@ from mmrl.app.commands.options import ScoreOptions
 from mmrl.app.commands.reward import score
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
-from mmrl.app.export.export import export
-from mmrl.app.export.forms import check_form
+from mmrl.app.export.export import check_form, export
 from mmrl.app.modality.flow import FlowModality
 from mmrl.app.report.page import write_report
 from mmrl.app.run import build as building

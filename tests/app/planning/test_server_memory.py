@@ -7,8 +7,7 @@ from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
 from mmrl.app.fit.fit import less_server
 from mmrl.app.planning.choices import ModelFacts, in_4_bits
-from mmrl.app.planning.device import target_device
-from mmrl.app.planning.memory import CONTEXT, GIB, SERVER, SERVER_WRITES, Memory, add_server, without_server
+from mmrl.app.planning.memory import CONTEXT, GIB, SERVER, SERVER_WRITES, Memory, add_server, target_device, without_server
 
 ALONE = Memory({"weights in 4 bits": 2 * GIB}, {"update": 3 * GIB}, parameters=2 * GIB)
 """A model that takes 4 GiB in bfloat16."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.report.step_lines import read_steps, step_lines
-from mmrl.app.run import step_spans
+from mmrl.app.report.timing import read_steps, step_lines
+from mmrl.app.run import trackers as step_spans
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.step_spans import StepSpans, stride
+from mmrl.app.run.trackers import StepSpans, stride
 from mmrl.runtime.spans import span
 from tests.app.report.test_page import page_of
 from tests.support.runs import write_run

@@ -14,7 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmrl import load_judge, load_reward, load_reward_model
-from mmrl.app.cli.reward import reward
+from mmrl.app.cli.groups import reward
 from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.reward_model.scorer import axes_of

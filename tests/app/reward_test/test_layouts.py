@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mmrl.app.commands import reward as tools
-from mmrl.app.reward_test.rows import read_tasks
+from mmrl.app.reward_test.probes import read_tasks
 
 
 def swift(folder: Path, names: Sequence[str]) -> str:

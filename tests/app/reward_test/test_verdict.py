@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from mmrl import Group, Prompt, Sample
 from mmrl.answers.boxes.box import Box, Space, iou
 from mmrl.answers.boxes.parsing import parse_boxes
-from mmrl.app.cli.reward import reward as commands
+from mmrl.app.cli.groups import reward as commands
 from mmrl.app.commands import reward as tools
 from mmrl.app.plugins.resolve import load
 from mmrl.app.reward_test import probes
-from mmrl.app.reward_test.rows import ProbeRow, read_tasks
+from mmrl.app.reward_test.probes import ProbeRow, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.core.types import MediaSize
 from mmrl.serving.reward_server import Served, serving

@@ -14,7 +14,7 @@ from mmrl.app.fit.plan import draw_up
 from mmrl.app.modality.base import warn_of_columns
 from mmrl.app.modality.flow_checks import warn_of_guidance
 from mmrl.app.modality.on_cards import check_cards
-from mmrl.app.planning.device import target_device
+from mmrl.app.planning.memory import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
 from mmrl.app.run.beforehand import check_environment, idle_settings, look_at_scoring, look_at_settings, other_fit
 from mmrl.app.run.build import build

@@ -17,10 +17,9 @@ from mmrl.app.config.tasks import one_line, parse_reward
 from mmrl.app.evaluation.command import evaluate
 from mmrl.app.plugins.resolve import load as load_plugin
 from mmrl.app.run import build as building
-from mmrl.app.run.build import build
-from mmrl.app.run.claim import take_next_free
+from mmrl.app.run.build import build, named_reward
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.reward_runners import named_reward
+from mmrl.app.run.launch import take_next_free
 from mmrl.lab import demos as demo
 from mmrl.lab import models
 from mmrl.lab.tiny.taught import BOXES, TAUGHT

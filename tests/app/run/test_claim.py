@@ -11,8 +11,8 @@ import pytest
 from mmrl.app.commands import train
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
-from mmrl.app.run.claim import claimed_folder, missing_folders, take_next_free
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.launch import claimed_folder, missing_folders, take_next_free
 from mmrl.app.run.signals import leave_in_order
 from mmrl.core.ranks import Ranks
 from mmrl.runtime.blame import AskedToLeaveError

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.report.page import write_report
-from mmrl.app.report.step_lines import read_steps
+from mmrl.app.report.timing import read_steps
 from mmrl.app.run.folder import RunDir
 
 CONFIG = """steps = 2

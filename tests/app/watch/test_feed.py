@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.run.folder import RunDir
-from mmrl.app.watch.feed import PROMPTS_SHOWN, RECENT, Feed
-from mmrl.app.watch.page import Page
+from mmrl.app.watch.page import PROMPTS_SHOWN, RECENT, Feed, Page
 from tests.support.runs import write_run
 
 

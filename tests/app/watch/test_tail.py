@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.watch.feed import MOST_NAMES, MOST_POINTS, MetricTail, Tail
+from mmrl.app.watch.page import MOST_NAMES, MOST_POINTS, MetricTail, Tail
 
 
 def test_a_half_written_line_is_left_until_it_is_whole(tmp_path: Path):

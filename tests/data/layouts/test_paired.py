@@ -5,7 +5,7 @@ from PIL import Image
 
 from mmrl.app.commands.data import check
 from mmrl.app.plugins.resolve import load
-from mmrl.app.reward_test.rows import read_tasks
+from mmrl.app.reward_test.probes import read_tasks
 from mmrl.data.layouts.source import guess
 from tests.support.sounds import tone, write_wav
 from tests.support.videos import even, write_video

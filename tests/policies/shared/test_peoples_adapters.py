@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from mmrl.app.export.forms import rewrite
+from mmrl.app.export.export import rewrite
 from mmrl.lab.tiny.flow.pipelines import build
 from mmrl.policies.flow.adapters import WEIGHTS
 from mmrl.policies.flow.policy import FlowPolicy

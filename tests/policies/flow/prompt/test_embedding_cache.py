@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app.commands.cache import clear, listing
+from mmrl.app.commands.kept import clear, listing
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.prompt import embedding_cache

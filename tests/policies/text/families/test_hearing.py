@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.answers.spans.sounds import Ear, read_wave
-from mmrl.app.modality.again import writing_code
 from mmrl.app.modality.base import EvaluationTable
+from mmrl.app.modality.templates import writing_code
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import Audio, Video
 from mmrl.core.types import Prompt, Request, Rollouts

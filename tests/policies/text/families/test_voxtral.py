@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.app.modality.again import writing_code
 from mmrl.app.modality.base import EvaluationTable
+from mmrl.app.modality.templates import writing_code
 from mmrl.core.samples import Audio
 from mmrl.core.types import Prompt
 from mmrl.policies.text.families.voxtral import SOUND, TekkenProcessor
