@@ -71,4 +71,4 @@ class Krea2(QwenParts):
     def _places(self, words: int, x: Tensor) -> Float[Tensor, "tokens 3"]:
         """Row and column of every token, behind a 0; words are all at the origin."""
         *_, h, w = self.latent_shape
-        return torch.cat([x.new_zeros(words, 3), grid_places(0, h // 2, w // 2, x)])
+        return torch.cat([x.new_zeros(words, 3), grid_places(0.0, h // 2, w // 2, x)])

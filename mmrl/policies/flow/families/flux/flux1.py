@@ -62,7 +62,7 @@ class Flux(FlowFamily):
     def _places(self, x: Tensor) -> Float[Tensor, "tokens 3"]:
         """Row and column of every token; the first number is 0 in text-to-image."""
         *_, h, w = self.latent_shape
-        return grid_places(0, h // 2, w // 2, x)
+        return grid_places(0.0, h // 2, w // 2, x)
 
 
 @dataclass(frozen=True)

@@ -37,4 +37,4 @@ class Kontext(Flux):
     def _places(self, x: Tensor) -> Float[Tensor, "tokens 3"]:
         """Row and column of every token; the first number is 1 for those of the source."""
         width, height = (side // self.scale // 2 for side in self.source_size)
-        return torch.cat([super()._places(x), grid_places(1, height, width, x)])
+        return torch.cat([super()._places(x), grid_places(1.0, height, width, x)])
