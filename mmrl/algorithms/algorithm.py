@@ -286,7 +286,7 @@ class Algorithm:
 def part_with_length(part: Part, length: int) -> Part:
     """The part with the run's completion length, if it needs one and names none."""
     asked = with_hooks(part, PartHooks)
-    wants = defines(part, PartHooks.with_length) and asked.length is None
+    wants = asked.length is None and (isinstance(part, PartHooks) or defines(part, PartHooks.with_length))
     return cast(Part, asked.with_length(length)) if wants else part
 
 

@@ -5,6 +5,7 @@ nothing, such as a user's own part, `with_hooks` uses those that it defines.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -36,7 +37,8 @@ class PartHooks:
 
     def with_length(self, length: int) -> "PartHooks":
         """The same part with the run's completion length; asked where `length` is None."""
-        return self
+        # a part with a length is a dataclass
+        return replace(self, length=length)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
 
     def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in the measures of a step, means over its updates and all ranks; steps count from 1. Terms and advantages only."""

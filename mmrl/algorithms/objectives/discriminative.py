@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -38,10 +38,6 @@ class Discriminative(OfTheGroup, at_first_update=None):
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, OLD_LOGPROBS) if self.score == "ratio" else (LOGPROBS,)
-
-    def with_length(self, length: int) -> "Discriminative":
-        """The same with the run's completion length."""
-        return replace(self, length=length)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         """Raises ValueError when `short` is set and `length` was never filled in."""

@@ -104,10 +104,6 @@ class Budgets(BegunParts):
         if not self.shares:
             raise ValueError("Budgets.shares are empty: write one or more, such as [0.25, 0.5]")
 
-    def with_length(self, length: int) -> "Budgets":
-        """The same with the run's completion length."""
-        return replace(self, length=length)
-
     @property
     def beginnings(self) -> Sequence[Piece]:
         budgets = [max(1, round(share * (self.length or 0))) for share in self.shares]
@@ -152,10 +148,6 @@ class BudgetCuts(Remembering, Beside):
                 f"BudgetCuts samples from cuts of every thought, and with algorithm.advantage {found} a thought would train in "
                 "each of these samples: set algorithm.advantage.kind = 'BudgetRelative'"
             )
-
-    def with_length(self, length: int) -> "BudgetCuts":
-        """The same with the run's completion length."""
-        return replace(self, length=length)
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Cut all thoughts; then note of each cut what its answers earned. ValueError where no answer ends its thought."""

@@ -1,7 +1,7 @@
 """Scores -> Scores, before advantages: bonuses and penalties that no single reward can give."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -20,10 +20,6 @@ class OverlongPenalty(PlainShaping):
     """In actions. None: a fifth of the length, as in the paper (4096 of 20480)."""
     weight: NonNegative = 1.0
     """Weight of the reward `overlong` in the total."""
-
-    def with_length(self, length: int) -> "OverlongPenalty":
-        """The same with the run's completion length."""
-        return replace(self, length=length)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when `length` was never filled in, or a reward is called `overlong` already."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -86,10 +86,6 @@ class BudgetReward(PartHooks, Beside):
     """3.1416 in its code."""
 
     reads = ()
-
-    def with_length(self, length: int) -> "BudgetReward":
-        """The same with the run's completion length."""
-        return replace(self, length=length)
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner gives no such budgets."""

@@ -1,6 +1,6 @@
 """Aggregations: the share of every action in the loss, from the counts of all ranks. `aggregation` slot of an Algorithm."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
@@ -53,10 +53,6 @@ class FixedLength(PlainWeight):
 
     length: Count | None = None
     """In actions. None: the run fills in its max_new_tokens."""
-
-    def with_length(self, length: int) -> "FixedLength":
-        """The same with the run's completion length."""
-        return replace(self, length=length)
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         """Raises ValueError when `length` was never filled in."""
