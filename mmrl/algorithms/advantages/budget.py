@@ -98,7 +98,6 @@ class EntropyBudget(Notes, OnTop):
     rate: NonNegative = 0.05
     """How fast the coefficients move."""
     success_at: Number = 0.5
-    """Total reward from which a sample is right."""
 
     reads = (OLD_ENTROPY,)
 

@@ -29,7 +29,6 @@ class ExpertWhereFew(AdvantageHooks):
     weight: NonNegative = 1.0
     """Of the expert's log-likelihood, in units of the group's surrogate."""
     success_at: Number = 0.5
-    """Total reward from which a sample is right."""
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-6
 

@@ -123,7 +123,6 @@ class StepRewards(AdvantageHooks):
     zero_below: NonNegative = 1e-6
     """As in GroupNorm: steps whose rewards differ only by rounding are compared with nothing."""
     clip: Positive | None = None
-    """Advantages are clamped to [-clip, clip]."""
 
     previews = True
     min_group_size = 2

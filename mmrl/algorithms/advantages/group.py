@@ -45,7 +45,6 @@ class GroupNorm(PartHooks):
     """A group whose own deviation is smaller, in units of its largest reward where that is above 1, gets 0: rewards that differ
     only by rounding teach nothing. 0 is parity with code that has no threshold."""
     clip: Positive | None = None
-    """Advantages are clamped to [-clip, clip]."""
     singleton: Singleton = "zero"
     drop_zero: bool = False
     """Rows whose advantage is 0 (groups without spread) leave every count and penalty, unless all do (Flow-GRPO's code)."""
@@ -277,7 +276,6 @@ class TokenAverage(AdvantageHooks):
     """
 
     eps: NonNegative = 1e-6
-    """Added to the deviation."""
     most: Positive = 5.0
     """An advantage this large shows that a few actions are set against all the others."""
     min_group_size = 2
@@ -307,7 +305,6 @@ class VirtualBest(AdvantageHooks):
     count: Count = 1
     """Virtual samples per group."""
     eps: NonNegative = 1e-6
-    """Added to the deviation, in units of the reward."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError when a total is above `best`."""

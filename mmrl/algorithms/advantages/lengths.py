@@ -31,7 +31,6 @@ class WhereLengthPays(AdvantageHooks):
     empty: Literal["text", "vision"] = "vision"
     """Which of the two codes to follow for groups without a right or without a wrong answer."""
     eps: NonNegative = 1e-6
-    """Added to the deviation, in units of the reward."""
 
     min_group_size = 2
 

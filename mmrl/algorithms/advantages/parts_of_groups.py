@@ -72,7 +72,6 @@ class Strata:
     inside: Share = 0.8
     """Weight of the comparison within the stratum."""
     eps: NonNegative = 1e-8
-    """Added to the deviation, in units of the reward."""
 
     min_group_size = 2
 

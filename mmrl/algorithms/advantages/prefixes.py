@@ -78,7 +78,6 @@ class PrefixValues(ByPrefix):
     """
 
     eps: NonNegative = 1e-6
-    """Added to the deviation, in units of the reward."""
     zero_below: NonNegative = 1e-6
     """A group of rewards that differ only by rounding gets 0."""
 

@@ -68,7 +68,6 @@ class SingleStream(AdvantageHooks):
     whiten: bool = True
     """Divide by the deviation over the step, after subtracting the mean."""
     eps: NonNegative = 1e-8
-    """Added to that deviation."""
     visits: Visits = field(default_factory=Visits, init=False, compare=False, repr=False)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
@@ -125,12 +124,10 @@ class PromptHistory:
     least: Count = 16
     """Fewest remembered rewards for a prompt to be compared with its own."""
     eps: NonNegative = 1e-6
-    """Added to the deviation."""
     zero_below: NonNegative = 1e-6
     """Rewards whose deviation is smaller, in units of the largest where that is above 1, differ only by rounding and teach
     nothing; 0 is parity with the code."""
     clip: Positive | None = 5.0
-    """Advantages are clamped to [-clip, clip]."""
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]], init=False, compare=False, repr=False)
     min_group_size = 1
 
@@ -194,7 +191,6 @@ class Downsampled(AdvantageHooks):
     success_at: Number = 0.7
     """Total reward above which a sample is right."""
     eps: NonNegative = 1e-6
-    """Added to the deviation."""
 
     min_group_size = 2
 

@@ -63,7 +63,6 @@ class ByTurn(AdvantageHooks):
     gamma: Share = 1.0
     """How much less a reward counts for every turn that it comes later."""
     eps: NonNegative = 1e-6
-    """Added to a deviation, in units of the reward."""
     reward: str = "environment"
     """The reward that adds up what observations state. With the rest of the total it comes at the last turn where it has
     another name."""
@@ -88,7 +87,6 @@ class TurnReturns(ByTurn):
     """
 
     eps: NonNegative = 1e-4
-    """Added to the deviation, in units of the reward."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         def values(turns: Turns) -> Tensor:
@@ -109,7 +107,6 @@ class GiGPO(ByTurn):
     """
 
     gamma: Share = 0.95
-    """How much less a reward counts for every turn that it comes later."""
     weight: Number = 1.0
     """Of A_step."""
     deviation: bool = False
@@ -146,7 +143,6 @@ class HGPO(ByTurn):
     """
 
     gamma: Share = 0.95
-    """How much less a reward counts for every turn that it comes later."""
     history: Count = 2
     """How many states before a turn's own are looked at."""
     power: Number = 1.0

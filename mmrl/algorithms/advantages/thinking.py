@@ -75,7 +75,6 @@ class WithinBudgets(AdvantageHooks, Beside):
     shares: tuple[PositiveShare, ...] = SHARES
     """As the planner's."""
     eps: NonNegative = 1e-6
-    """Added to the deviation, in units of the reward."""
     pi: Positive = math.pi
     """3.1416 in its code."""
 

@@ -33,7 +33,6 @@ class TreeNorm(PartHooks):
     zero_below: NonNegative = 1e-6
     """A depth whose deviation is smaller, in units of its largest worth where that is above 1, gets 0; 0: never."""
     clip: Positive | None = 5.0
-    """Advantages are clamped to [-clip, clip]."""
     fusion: Literal["mean", "path"] = "mean"
     """path: a node is worth its children weighted by the softmax of their log-probabilities, layer by layer; these are
     means over dimensions, so the weights are all but equal."""

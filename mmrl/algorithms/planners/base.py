@@ -48,7 +48,6 @@ class DynamicSampling(PlannerHooks):
     """
 
     max_rounds: Count = 10
-    """Most rounds of sampling in one step, the first one included."""
     min_spread: NonNegative = 1e-6
     """Spread that a group must exceed; above 0, so that rewards which differ only by rounding do not count."""
     reward: str | None = None

@@ -41,7 +41,6 @@ class UntilMixed(Again):
     """
 
     max_rounds: Count = 4
-    """Most rounds of sampling in one step, the first one included."""
     right: Annotated[int, Range(0, 2**20)] = 2
     """The number of right samples to reach."""
     wrong: Annotated[int, Range(0, 2**20)] = 2
@@ -75,7 +74,6 @@ class WhereHard(Again):
     deviation: bool = False
     """True where the advantage divides by the group's deviation."""
     success_at: Number = 0.5
-    """Total reward from which a sample is right."""
 
     max_rounds = 2
 
@@ -106,7 +104,6 @@ class WhereUncertain(Again):
     """
 
     max_rounds: Count = 3
-    """Most rounds of sampling in one step, the first one included."""
     per_round: Count = 4
     """Samples that a round adds to a prompt."""
     prompts_per_round: Count = 4

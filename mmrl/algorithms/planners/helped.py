@@ -34,7 +34,6 @@ class Refinements(Remembering):
     answer_text: str = "The right answer is {answer}."
     """Follows the critique where it names the answer."""
     success_at: Number = 0.5
-    """Total reward from which a sample is right."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

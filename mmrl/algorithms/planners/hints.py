@@ -90,7 +90,6 @@ class HintLadder(Remembering):
     hint_text: str = "Here is a hint to help you:\n{hint}"
     """Goes under the prompt."""
     success_at: Number = 0.5
-    """Total reward from which a sample is right."""
     climbing: dict[int, Climb] = field(default_factory=dict[int, Climb], init=False, compare=False, repr=False)
     """Group -> how far up the ladder it is in this step."""
 
@@ -176,7 +175,6 @@ class Scaffold(Remembering):
     hint_text: str = "Here is a hint to help you:\n{hint}"
     """Goes under the prompt."""
     success_at: Number = 0.5
-    """Total reward from which a sample is right."""
     steps: Steps = field(default_factory=Steps, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -26,9 +26,7 @@ class ExitDecay(PlainShaping):
     """
 
     reward: str | None = None
-    """The accuracy; None: the first reward."""
     success_at: Number = 0.5
-    """The reward from which a sample is right."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         exits = torch.tensor([exit_of(sample) for _, sample in rollouts.samples()], dtype=torch.long)

@@ -39,9 +39,7 @@ class ShorterIsBetter(PlainShaping):
     weight: NonNegative = 0.3
     """Weight of the reward `shorter` in the total; the paper's is not published."""
     reward: str | None = None
-    """The accuracy; None: the first reward."""
     success_at: Number = 0.5
-    """The reward from which a sample is right."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy = reward_column(scores, self, self.reward)[0]
@@ -79,9 +77,7 @@ class BudgetReward(PartHooks, Beside):
     mark: str = "</think>"
     """Without it there is no answer; empty: every text is one."""
     reward: str | None = None
-    """The accuracy; None: the first reward."""
     success_at: Number = 0.5
-    """The reward from which a sample is right."""
     pi: Positive = math.pi
     """3.1416 in its code."""
 
@@ -121,9 +117,7 @@ class ModePays:
     wrong: Number = -1.0
     """For a wrong answer, or one that begins with neither word."""
     reward: str | None = None
-    """The accuracy; None: the first reward."""
     success_at: Number = 0.5
-    """The reward from which a sample is right."""
 
     reads = ()
 

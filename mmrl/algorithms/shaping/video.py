@@ -25,7 +25,6 @@ class TemporalBonus(PlainShaping):
     """
 
     reward: str | None = None
-    """The accuracy; None: the first reward."""
     view: str = "shuffled"
     """The view of the probes that are compared with."""
     bonus: Number = 0.3
@@ -55,7 +54,6 @@ class LengthBonus(PlainShaping):
     """
 
     reward: str | None = None
-    """The accuracy; None: the first reward."""
     low: CountOrNone = 320
     """Fewest actions (tokens) of a rollout that earns it."""
     high: Count = 512
@@ -127,7 +125,6 @@ class ConsistencyBonus(PlainShaping):
     """
 
     reward: str | None = None
-    """The accuracy; None: the first reward."""
     coef: NonNegative = 0.5
     """The bonus in shares of the reward."""
     most: Number = 0.95

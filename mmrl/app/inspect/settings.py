@@ -30,10 +30,20 @@ ARGUMENT = re.compile(r"^(\w+): (.*)$")
 REQUIRED = "required"
 COMMON: Mapping[str, Mapping[str, str]] = {
     "mmrl.algorithms.advantages": {
+        "clip": "Advantages are clamped to [-clip, clip].",
         "ddof": "1 = unbiased deviation, as text code has it; 0 = population, as papers and flow code have it.",
         "eps": "Keeps the divisor away from 0, in units of the reward; `eps_mode`, if there is one, says how.",
         "eps_mode": "Where eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps).",
         "singleton": "Credit of a group with one scored sample: zero, or its reward as it is.",
+        "success_at": "Total reward from which a sample is right.",
+    },
+    "mmrl.algorithms.planners": {
+        "max_rounds": "Most rounds of sampling in one step, the first one included.",
+        "success_at": "Total reward from which a sample is right.",
+    },
+    "mmrl.algorithms.shaping": {
+        "reward": "The accuracy; None: the first reward.",
+        "success_at": "The reward from which a sample is right.",
     },
     "mmrl.flow.schedules": {
         "dynamics": "How a noisy step moves; `mmrl show FlowSDE` and its neighbours have the formulas; ode and dpm2 draw none.",
