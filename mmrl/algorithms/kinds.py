@@ -8,7 +8,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.forward import Matching
 from mmrl.algorithms.objectives.given import Imitation, PairScores, Preference, Ratings
 from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference
-from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
+from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
 from mmrl.algorithms.planners.taught import Pairs, PicturePairs, Taught
 from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean
 from mmrl.flow.schedules import Forward

@@ -1,4 +1,4 @@
-"""The turns of a step's episodes: which action belongs to which, what each earned, and which state it began from."""
+"""Episodes by their turns, and completions by their segments: which action belongs to which, and what each earned."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Observation, Sample, turn_ids
 from mmrl.core.types import Rollouts, Scores, Status
 
@@ -136,3 +137,46 @@ def states(sample: Sample, row: int, count: int) -> list[object]:
     """A name for what each turn began from: the prompt, then the keys of observations; what is not known is like nothing else."""
     keys = [one.key if one else "" for one in observations_of(sample)[: count - 1]]
     return ["", *(key or (row, k) for k, key in enumerate(keys)), *((row, k) for k in range(len(keys), count - 1))]
+
+
+SURE = 0.9
+"""The probability from which on an action is no decision, in the chain form of SPO (arXiv:2505.23564), not single-stream SPO."""
+
+
+def cutpoints(probabilities: Sequence[float], interval: int = 5, sure: float = SURE) -> list[int]:
+    """The last actions of the prefixes to value: those before every `interval`-th unsure action; -1 is the prompt alone."""
+    return [i - 1 for i, probability in enumerate(probabilities) if probability < sure][::interval]
+
+
+def segment_advantages(
+    probabilities: Sequence[float], cuts: Sequence[int], values: Sequence[float], reward: float, sure: float = SURE
+) -> list[float]:
+    """Value at the end of an action's segment less that at its beginning; 0 before the first cut and for sure actions.
+
+    Args:
+        probabilities: of a completion's actions when they were sampled.
+        cuts: rising, as from `cutpoints`.
+        values: mean rewards of the continuations from each cut; the last segment ends at `reward`.
+    """
+    found = [0.0] * len(probabilities)
+    if not cuts:
+        return found
+    ends, after = [*cuts[1:], len(probabilities) - 1], [*values[1:], reward]
+    for begin, end, before, then in zip(cuts, ends, values, after, strict=True):
+        for i in range(begin + 1, end + 1):
+            found[i] = then - before if probabilities[i] < sure else 0.0
+    return found
+
+
+def probabilities_of(rollouts: Rollouts) -> list[list[float]]:
+    """How likely each row's actions were when they were sampled, in order; NaN where the row was not sampled as it is trained.
+
+    Raises ValueError if the policy notes no probabilities of actions that could be told apart by them.
+    """
+    noted = rollouts.recorded.get(ROLLOUT_LOGPROBS)
+    if noted is None or any(sample.token_ids is None for _, sample in rollouts.samples()):
+        raise ValueError(
+            "segments of an answer end where the sampler noted an unlikely token, and this policy's samples have no tokens: "
+            "take a text policy"
+        )
+    return [list(map(float, row[mask].double().exp())) for row, mask in zip(noted, rollouts.action_mask, strict=True)]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrl.algorithms.advantages.anchored import AnchoredNorm
 from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.experts import AnchoredNorm
 from mmrl.algorithms.advantages.group import (
     GroupNorm,
     LeaveOneOut,

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmrl.algorithms.advantages.segments import ValueGae
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.regression import ValueFit
-from mmrl.algorithms.samplers.valued import NearestValue, nearest
+from mmrl.algorithms.samplers.tracked import NearestValue, nearest
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
 from mmrl.app.run.beforehand import check_axes

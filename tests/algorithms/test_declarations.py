@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.covariance import ClipCov, KlCov
 from mmrl.algorithms.objectives.flow import RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching
+from mmrl.algorithms.objectives.moving_clip import ClipCov, KlCov
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Gmpo, Reinforce, Vespo
@@ -17,7 +17,7 @@ from mmrl.algorithms.planners.base import DynamicSampling, Once
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.planners.video import WithTruth
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.shaping.length import OverlongPenalty
+from mmrl.algorithms.shaping.thinking import OverlongPenalty
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
 from mmrl.app.config.algorithm import kinds
 from mmrl.core.hooks import TermHooks, with_hooks

@@ -10,16 +10,15 @@ from torch import Tensor
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, answers
 from mmrl.algorithms.advantages.entropy import EntropyControl
 from mmrl.algorithms.advantages.group import GroupNorm, TokenAverage, VirtualBest
-from mmrl.algorithms.advantages.lengths import WhereLengthPays
 from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
-from mmrl.algorithms.advantages.spread import BetaNorm
+from mmrl.algorithms.advantages.spread import BetaNorm, WhereLengthPays
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.discriminative import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, Rec
+from mmrl.algorithms.objectives.regression import Discriminative, TrustHinge
 from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
-from mmrl.algorithms.weights.conflict import ConflictTokens
+from mmrl.algorithms.weights.divergence import ConflictTokens
 from mmrl.app.plugins.resolve import load
 from mmrl.core.protocols import Advantage
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_ENTROPY, OLD_LOGPROBS, REWARD

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.prefixes import PrefixValues, TreeValues, names_of, prefixes
+from mmrl.algorithms.advantages.tree import PrefixValues, TreeValues, names_of, prefixes
 from mmrl.algorithms.planners.segments import TreeBranches
 from mmrl.algorithms.presets import PRESETS
 from mmrl.core.readings import ROLLOUT_LOGPROBS

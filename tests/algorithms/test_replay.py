@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.references import BetweenReferences
+from mmrl.algorithms.objectives.penalties import BetweenReferences
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.replay import ReplayGroups, ReplayInformative
 from mmrl.algorithms.planners.tempered import ByDoubt

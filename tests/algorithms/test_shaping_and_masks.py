@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmrl.algorithms.masks.truncated import DropTruncated
-from mmrl.algorithms.shaping.length import OverlongPenalty
+from mmrl.algorithms.shaping.thinking import OverlongPenalty
 from mmrl.algorithms.weights.prompts import Difficulty
 from mmrl.core.types import Prompt, Status
 from tests.support.rows import counts_of, make_batch, rollouts, scores

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.algorithms.advantages.anchored import AnchoredNorm
+from mmrl.algorithms.advantages.experts import AnchoredNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import Perception, Surprise
 from mmrl.algorithms.objectives.regression import AdvantageRegression

@@ -5,8 +5,8 @@ from itertools import combinations
 import pytest
 import torch
 
+from mmrl.algorithms.advantages.entropy import MostSpread, largest, most_spread
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.whole_step import MostSpread, largest, most_spread
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Rollouts, Scores
 from tests.support.rows import rollouts, scores

@@ -8,7 +8,7 @@ import torch
 from mmrl.algorithms.planners.begun import Wordings
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.algorithms.shaping.agreement import Agreement, agreement
+from mmrl.algorithms.shaping.reference import Agreement, agreement
 from mmrl.core.types import Group, Prompt, Sample
 from tests.support import fakes
 from tests.support.rows import rollouts, scores

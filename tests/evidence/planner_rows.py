@@ -9,7 +9,7 @@ from mmrl.algorithms.planners.begun import Wordings
 from mmrl.algorithms.planners.helped import SerialExits
 from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.shaping.agreement import Agreement
+from mmrl.algorithms.shaping.reference import Agreement
 from mmrl.core.types import Group, Prompt
 from tests.evidence.task import Row, TextTask, mean, text_of
 from tests.evidence.text_tasks import ALL_WRONG, first_letter, prompts_of

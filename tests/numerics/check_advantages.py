@@ -16,7 +16,7 @@ from mmrl.algorithms.advantages.group import (
     PassK,
     ReinforcePlusPlus,
 )
-from mmrl.algorithms.shaping.length import OverlongPenalty
+from mmrl.algorithms.shaping.thinking import OverlongPenalty
 from mmrl.core.protocols import Advantage
 from mmrl.core.types import Credit
 from tests.numerics.registry import Vector, check, close, tensor

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.discriminative import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, OldKL, Rec, VarianceBound, dual_step
+from mmrl.algorithms.objectives.regression import Discriminative, TrustHinge
 from mmrl.algorithms.weights.aggregate import FixedLength, GroupSum, SequenceMean, TokenMean
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS

@@ -12,7 +12,7 @@ from mmrl.algorithms.planners.flow import extremes
 from mmrl.algorithms.planners.replay import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import next_level
 from mmrl.algorithms.presets.hints import policy_rollout
-from mmrl.algorithms.shaping.exits import exit_rewards
+from mmrl.algorithms.shaping.thinking import exit_rewards
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Rollouts

@@ -10,12 +10,12 @@ from mmrl.algorithms.advantages.entropy import NearEntropy
 from mmrl.algorithms.advantages.group import TokenAverage
 from mmrl.algorithms.advantages.on_top import Bold
 from mmrl.algorithms.advantages.remembered import SingleStream
+from mmrl.algorithms.notes import memory_share
 from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip
-from mmrl.algorithms.objectives.references import BetweenReferences, LooserWhereGood
+from mmrl.algorithms.objectives.penalties import BetweenReferences, LooserWhereGood
 from mmrl.algorithms.planners.tempered import Heat
-from mmrl.algorithms.segments import cutpoints, segment_advantages
-from mmrl.algorithms.tracker import memory_share
-from mmrl.algorithms.uncertainty import uncertainty
+from mmrl.algorithms.statistics import uncertainty
+from mmrl.algorithms.turns import cutpoints, segment_advantages
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
 from mmrl.core.types import Prompt
 from tests.numerics.registry import Vector, check, close, tensor

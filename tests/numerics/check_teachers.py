@@ -12,7 +12,7 @@ from mmrl.algorithms.objectives.distill import FollowTeacher
 from mmrl.algorithms.objectives.surrogates import Reinforce
 from mmrl.algorithms.views import Privileged
 from mmrl.algorithms.weights.aggregate import TokenMean
-from mmrl.algorithms.weights.teachers import SureTeacher
+from mmrl.algorithms.weights.importance import SureTeacher
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Sample, Target
 from mmrl.policies.text.net import NEVER

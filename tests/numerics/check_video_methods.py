@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.anchored import AnchoredNorm
+from mmrl.algorithms.advantages.experts import AnchoredNorm
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import Perception

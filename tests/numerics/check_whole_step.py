@@ -2,7 +2,7 @@
 
 import torch
 
-from mmrl.algorithms.advantages.whole_step import MostSpread, evenly, largest, most_spread
+from mmrl.algorithms.advantages.entropy import MostSpread, evenly, largest, most_spread
 from mmrl.algorithms.presets.extra_samples import d3s
 from tests.numerics.registry import Vector, check, close, tensor
 

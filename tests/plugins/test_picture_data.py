@@ -9,7 +9,7 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
-from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
+from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
 from mmrl.core.samples import Video
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.validate import FILE_ROW

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.answers import Polychromic
-from mmrl.algorithms.advantages.asymmetric import Asymmetric
 from mmrl.algorithms.advantages.group import VirtualBest
 from mmrl.algorithms.advantages.remembered import SingleStream
-from mmrl.algorithms.advantages.spread import BetaNorm
+from mmrl.algorithms.advantages.spread import Asymmetric, BetaNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled

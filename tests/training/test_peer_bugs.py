@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.shaping.length import OverlongPenalty
+from mmrl.algorithms.shaping.thinking import OverlongPenalty
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Prompt, Rollouts, Sample, Scored, Status

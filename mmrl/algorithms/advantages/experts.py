@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.on_top import OnTop
-from mmrl.algorithms.statistics import by_group, standardize, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.readings import OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
 from mmrl.core.types import Credit, Rollouts, Scores
@@ -138,3 +138,35 @@ class Preferred(AdvantageHooks):
         values = torch.where(rollouts.sample_ids == 0, 1.0, -1.0)
         partners = (rollouts.group_ids[:, None] == rollouts.group_ids).sum(1)
         return Credit(values[:, None].expand(rollouts.action_mask.shape), partners == 2)
+
+
+@dataclass(frozen=True)
+class AnchoredNorm(AdvantageHooks):
+    """A = (r - mean) / (deviation + eps) of the policy's own samples; an injected one gets anchor * max A (TempSamp-R1).
+
+    arXiv:2509.18056, its "advantage anchoring": the ground truth does not push the policy's own rewards below their mean.
+    """
+
+    anchor: Number = 1.2
+    """Advantage of the injected sample, as a multiple of the largest among the policy's own samples."""
+    ddof: Annotated[int, Range(0, 1)] = 1
+    eps: NonNegative = 1e-6
+    zero_below: NonNegative = 1e-6
+    """As in GroupNorm: own samples that differ only by rounding get 0."""
+
+    min_group_size = 3
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
+        return to_credit(by_group(rollouts, keep, totals, self._normalize, given), keep, rollouts, scores)
+
+    def _normalize(self, rewards: Tensor, given: Tensor) -> Tensor:
+        own = rewards[~given]
+        values = torch.zeros_like(rewards)
+        if len(own) > 1 and bool((own != own[0]).any()):
+            mean, deviation = moments(own, self.ddof)
+            if not is_rounding(own, deviation, self.zero_below):
+                values = (rewards - mean) / (deviation + self.eps)
+                values[given] = self.anchor * values[~given].max()
+        return values

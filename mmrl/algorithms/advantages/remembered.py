@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.on_top import OnTop
+from mmrl.algorithms.notes import Tracked, begin
 from mmrl.algorithms.statistics import by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
-from mmrl.algorithms.tracker import Tracked, begin
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.protocols import State
 from mmrl.core.types import Credit, Rollouts, Scores

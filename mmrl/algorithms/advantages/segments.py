@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.segments import SURE, probabilities_of, segment_advantages
 from mmrl.algorithms.statistics import standardize, totals_and_keep
-from mmrl.algorithms.turns import Turns, TurnTable, past_observations
+from mmrl.algorithms.turns import SURE, Turns, TurnTable, past_observations, probabilities_of, segment_advantages
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.readings import OLD_VALUE
 from mmrl.core.types import Credit, Rollouts, Scores

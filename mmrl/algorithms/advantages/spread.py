@@ -1,16 +1,27 @@
-"""Groups weighed by how they did: prompts whose samples differ enough, and success rates that are rare in the step."""
+"""Groups weighed by how they did: whose samples differ enough, whose success is rare, where the step went well or length paid."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.notes import Notes
-from mmrl.algorithms.statistics import by_group, one_per_group, refuse_unbounded, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import (
+    by_group,
+    lengths,
+    one_per_group,
+    place_of,
+    refuse_unbounded,
+    standardize,
+    to_credit,
+    totals_and_keep,
+    values_at,
+)
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import BelowOne, LargeOrNone, NonNegative, Positive
+from mmrl.runtime.ranges import BelowOne, Count, LargeOrNone, NonNegative, Number, Positive, PositiveShare
 
 
 @dataclass(frozen=True)
@@ -98,3 +109,81 @@ class BetaNorm(AdvantageHooks):
             return 1.0, 1.0
         spread = mean * (1 - mean) / variance - 1
         return max(1.0, 1 + spread * mean / 3), max(1.0, 1 + spread * (1 - mean) / 3)
+
+
+@dataclass(frozen=True)
+class Asymmetric(AdvantageHooks):
+    """A = z (w / (2 sqrt p) + (1 - w) / (2 sqrt(1 - p))), times min(1, w / knee) where A > 0; w the step's mean reward (A-GRAE).
+
+    z = (r - p) / biased deviation, p the group's success rate; groups of only right or only wrong answers get 0. Early in
+    training, when w is small, right answers are held back and hard prompts count less. arXiv:2602.05548, equations 11 to 13.
+    """
+
+    knee: PositiveShare = 0.5
+    """Mean reward of the step from which right answers count in full: 1 for text, 0.5 for pictures in the paper."""
+
+    min_group_size = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        """Raises ValueError when a total reward lies outside [0, 1]."""
+        totals, keep = totals_and_keep(scores)
+        kept = totals[keep]
+        refuse_unbounded(kept, "Asymmetric")
+        success = float(kept.mean()) if len(kept) else 0.0
+        values = by_group(rollouts, keep, totals, lambda r: self._weigh(r, success))
+        held = min(1.0, success / self.knee)
+        return to_credit(torch.where(values > 0, held * values, values), keep, rollouts, scores)
+
+    def _weigh(self, rewards: Tensor, success: float) -> Tensor:
+        rate, deviation = float(rewards.mean()), rewards.std(correction=0)
+        if bool((rewards == rewards[0]).all()) or not 0 < rate < 1:
+            return torch.zeros_like(rewards)
+        weight = success / 2 / rate**0.5 + (1 - success) / 2 / (1 - rate) ** 0.5
+        return (rewards - rate) / deviation * weight
+
+
+@dataclass(frozen=True)
+class WhereLengthPays(AdvantageHooks):
+    """A = w (r - mean) / (deviation + eps); w = 1 where the longest right answer is longer than the mean wrong one, else `less`.
+
+    ADORA (its report has no arXiv id that could be found). Wrong answers of `cap` actions or more do not count. The two official
+    codes differ where one side is empty. `empty = "text"`: no right answer gives `less`, no wrong one 1. `empty = "vision"`: no
+    right answer gives 1, no wrong one `less`.
+    """
+
+    less: PositiveShare = 0.1
+    """Weight of a group where length did not pay."""
+    cap: Count = 4094
+    """Number of actions from which a wrong answer counts as cut off: 4054 in the text code, 4094 in the other."""
+    correct: str = ""
+    """The reward that decides what is right; empty: the total."""
+    above: Number = 0.5
+    """An answer is right where that reward is above it."""
+    empty: Literal["text", "vision"] = "vision"
+    """Which of the two codes to follow for groups without a right or without a wrong answer."""
+    eps: NonNegative = 1e-6
+
+    min_group_size = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        """Raises ValueError when no reward has the name `correct`."""
+        totals, keep = totals_and_keep(scores)
+        beside = self._right(scores, totals), lengths(rollouts, totals)
+        return to_credit(by_group(rollouts, keep, totals, self._weigh, *beside), keep, rollouts, scores)
+
+    def _right(self, scores: Scores, totals: Tensor) -> Tensor:
+        if not self.correct:
+            return totals > self.above
+        return values_at(scores, place_of(scores, self.correct, "algorithm.advantage.correct")) > self.above
+
+    def _weigh(self, rewards: Tensor, right: Tensor, length: Tensor) -> Tensor:
+        return standardize(rewards, ddof=1, eps=self.eps) * self.weight(right, length)
+
+    def weight(self, right: Tensor, length: Tensor) -> float:
+        """w of one group from which of its samples are right (g,) and their numbers of actions (g,)."""
+        good, bad = length[right], length[~right & (length < self.cap)]
+        if not len(good):
+            return self.less if self.empty == "text" else 1.0
+        if not len(bad):
+            return 1.0 if self.empty == "text" else self.less
+        return 1.0 if float(good.max()) > float(bad.mean()) else self.less

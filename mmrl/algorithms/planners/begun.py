@@ -8,8 +8,7 @@ from statistics import mean
 from typing import Annotated
 
 from mmrl.algorithms.beside import SHARES, Beside, Parts, thought_of
-from mmrl.algorithms.planners.asked import Remembering
-from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
+from mmrl.algorithms.planners.base import Once, Remembering, one_request_each, seed_of
 from mmrl.algorithms.planners.hints import check_template, hints_of
 from mmrl.algorithms.planners.segments import Values
 from mmrl.core.types import Given, Group, Piece, Prefix, Prompt, Request, Revision, Shown

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mmrl.algorithms.planners.asked import Remembering
+from mmrl.algorithms.planners.base import Remembering
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.types import Branch, Group, Prompt, Request, Revision, Rollouts
 from mmrl.runtime.ranges import Count, Large, NonNegative, Share

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
-from mmrl.algorithms.planners.asked import Remembering
+from mmrl.algorithms.planners.base import Remembering
 from mmrl.core.types import Group, Revision
 from mmrl.runtime.ranges import Count, NonNegative, Number, Range
 

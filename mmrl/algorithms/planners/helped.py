@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mmrl.algorithms.planners.asked import Remembering, right_ones
-from mmrl.algorithms.planners.base import Once, one_request_each
+from mmrl.algorithms.planners.base import Once, Remembering, one_request_each, right_ones
 from mmrl.algorithms.planners.hints import check_column, check_template, hints_of
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.algorithms.views import Hint

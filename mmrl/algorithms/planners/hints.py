@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, cast
 
 from mmrl.algorithms.beside import Beside, Parts
-from mmrl.algorithms.planners.asked import Remembering, right_ones
-from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
+from mmrl.algorithms.planners.base import Once, Remembering, one_request_each, right_ones, seed_of
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Request, Revision, Shown

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import isnan
 
-from mmrl.algorithms.planners.asked import Remembering
-from mmrl.algorithms.segments import SURE, cutpoints, probabilities_of
+from mmrl.algorithms.planners.base import Remembering
+from mmrl.algorithms.turns import SURE, cutpoints, probabilities_of
 from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Rollouts
 from mmrl.runtime.ranges import Count, Share
 

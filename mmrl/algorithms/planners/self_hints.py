@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from mmrl.algorithms.planners.asked import right_ones
+from mmrl.algorithms.planners.base import right_ones
 from mmrl.algorithms.planners.hints import Climb, HintLadder, check_template, fails_altogether, with_hint
 from mmrl.algorithms.planners.video import answer_text, finite
 from mmrl.algorithms.views import Hint

@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.notes import Notes
-from mmrl.algorithms.planners.asked import Remembering
-from mmrl.algorithms.planners.base import Once
-from mmrl.algorithms.uncertainty import uncertainty
+from mmrl.algorithms.planners.base import Once, Remembering
+from mmrl.algorithms.statistics import uncertainty
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores, Tempering
 from mmrl.runtime.ranges import NonNegative, Positive, Range, Share

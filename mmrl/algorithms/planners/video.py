@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from mmrl.algorithms.planners.asked import Remembering
-from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
+from mmrl.algorithms.planners.base import Once, Remembering, one_request_each, seed_of
 from mmrl.algorithms.views import Degrade, Hint, ShuffleFrames, is_sequence
 from mmrl.core.protocols import State, View
 from mmrl.core.types import Group, Prompt, Request, Revision

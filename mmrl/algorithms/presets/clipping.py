@@ -6,7 +6,7 @@ from mmrl.algorithms.objectives.off_policy import VarianceBound
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Gmpo, Sapo
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.presets.baselines import grpo
-from mmrl.algorithms.shaping.length import OverlongPenalty
+from mmrl.algorithms.shaping.thinking import OverlongPenalty
 from mmrl.algorithms.weights.aggregate import SequenceSum, TokenMean
 
 dapo = replace(

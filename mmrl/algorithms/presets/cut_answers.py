@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from mmrl.algorithms.advantages.prefixes import PrefixValues, TreeValues
 from mmrl.algorithms.advantages.segments import SegmentGains
+from mmrl.algorithms.advantages.tree import PrefixValues, TreeValues
 from mmrl.algorithms.planners.helped import SerialExits
 from mmrl.algorithms.planners.segments import SegmentValues, TreeBranches
 from mmrl.algorithms.presets.baselines import CENTRED, CLIPPED
-from mmrl.algorithms.shaping.exits import ExitDecay
+from mmrl.algorithms.shaping.thinking import ExitDecay
 from mmrl.algorithms.weights.aggregate import TokenMean
 
 s_grpo = replace(CLIPPED, planner=SerialExits(), shaping=(ExitDecay(),), advantage=CENTRED)

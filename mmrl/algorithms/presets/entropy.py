@@ -6,13 +6,12 @@ from mmrl.algorithms.advantages.budget import EntropyBudget
 from mmrl.algorithms.advantages.entropy import EntropyControl, NearEntropy
 from mmrl.algorithms.advantages.group import TokenAverage
 from mmrl.algorithms.advantages.on_top import GoodTempered
-from mmrl.algorithms.objectives.covariance import ClipCov, KlCov
-from mmrl.algorithms.objectives.moving_clip import EntropyClip
+from mmrl.algorithms.objectives.moving_clip import ClipCov, EntropyClip, KlCov
 from mmrl.algorithms.objectives.surrogates import Clip, Reinforce
 from mmrl.algorithms.planners.tempered import ByDoubt, Tempered
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo
 from mmrl.algorithms.weights.aggregate import TokenMean
-from mmrl.algorithms.weights.conflict import ConflictTokens
+from mmrl.algorithms.weights.divergence import ConflictTokens
 
 kl_cov = replace(grpo, objective=((1.0, KlCov()),), aggregation=TokenMean(), minibatches=8)
 """A KL penalty on the few tokens that would cost the most entropy.

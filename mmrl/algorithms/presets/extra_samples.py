@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from mmrl.algorithms.advantages.entropy import NoveltyBonus
+from mmrl.algorithms.advantages.entropy import MostSpread, NoveltyBonus
 from mmrl.algorithms.advantages.remembered import Downsampled
-from mmrl.algorithms.advantages.whole_step import MostSpread
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.extra_samples import UntilMixed, WhereHard, WhereUncertain
 from mmrl.algorithms.presets.baselines import CLIPPED, dr_grpo, grpo

@@ -3,16 +3,13 @@
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, SemanticEntropy
-from mmrl.algorithms.advantages.asymmetric import Asymmetric
 from mmrl.algorithms.advantages.bundles import Bundles
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.group import PassK, VirtualBest
-from mmrl.algorithms.advantages.lengths import WhereLengthPays
 from mmrl.algorithms.advantages.on_top import Bold
 from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
-from mmrl.algorithms.advantages.spread import BetaNorm
-from mmrl.algorithms.objectives.penalties import ReferenceKL
-from mmrl.algorithms.objectives.references import LooserWhereGood
+from mmrl.algorithms.advantages.spread import Asymmetric, BetaNorm, WhereLengthPays
+from mmrl.algorithms.objectives.penalties import LooserWhereGood, ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip, Reinforce
 from mmrl.algorithms.presets.baselines import CLIPPED, dr_grpo, grpo
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean

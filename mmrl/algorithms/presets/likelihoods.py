@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import RightOrWrong
-from mmrl.algorithms.objectives.discriminative import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText
+from mmrl.algorithms.objectives.regression import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo
 from mmrl.algorithms.presets.clipping import dapo

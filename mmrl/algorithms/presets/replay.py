@@ -5,7 +5,7 @@ from dataclasses import replace
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.remembered import AmongSeen
 from mmrl.algorithms.objectives.moving_clip import MovingClip
-from mmrl.algorithms.objectives.references import BetweenReferences
+from mmrl.algorithms.objectives.penalties import BetweenReferences
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.replay import ReplayGroups, ReplayInformative, ReplaySuccess
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo

@@ -12,7 +12,7 @@ from mmrl.algorithms.presets.baselines import grpo
 from mmrl.algorithms.presets.flow import flow_grpo
 from mmrl.algorithms.views import TOLD, Privileged
 from mmrl.algorithms.weights.aggregate import TokenMean
-from mmrl.algorithms.weights.teachers import SureTeacher
+from mmrl.algorithms.weights.importance import SureTeacher
 from mmrl.flow.schedules import OwnPath
 
 diffusion_opd = replace(

@@ -1,16 +1,18 @@
-"""How likely the policy finds the true answer after each of its thoughts: a reward without a verifier."""
+"""Rewards without a verifier: how likely a thought makes the true answer, how alike answers to other wordings are."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.statistics import with_column
+from mmrl.algorithms.statistics import PlainShaping, with_column
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.samples import answer_text
-from mmrl.core.types import Prompt, Reading, Rollouts, Scores
+from mmrl.core.types import Group, Prompt, Reading, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Share
 
 
@@ -61,3 +63,52 @@ def mean_probability(logprobs: Tensor) -> Tensor:
 def gain(probability: Tensor, base: Tensor, floor: float = 0.0) -> Tensor:
     """max(p - base, floor)."""
     return (probability - base).clamp(min=floor)
+
+
+def token_f1(one: str, other: str) -> float:
+    """2 shared / (words of one + words of the other), each word as often as both have it."""
+    first, second = one.split(), other.split()
+    shared = sum((Counter(first) & Counter(second)).values())
+    return 2 * shared / (len(first) + len(second)) if shared else 0.0
+
+
+def agreement(answers: Sequence[Sequence[str]]) -> list[list[float]]:
+    """r_ij = mean similarity of answer j to paraphrase i with all answers to the other paraphrases (arXiv:2510.04392).
+
+    PS-GRPO, from its abstract; the similarity, F1 of words, is ours. It rewards nonsense that is consistent.
+    """
+    others = [[text for k, texts in enumerate(answers) if k != i for text in texts] for i in range(len(answers))]
+    if any(not texts for texts in others):
+        raise ValueError("agreement compares the answers to at least two paraphrases: give every set two that were answered")
+    return [
+        [sum(token_f1(text, other) for other in others[i]) / len(others[i]) for text in texts] for i, texts in enumerate(answers)
+    ]
+
+
+@dataclass(frozen=True)
+class Agreement(PlainShaping):
+    """Adds a reward `agreement`: the mean F1 of words of a sample with all samples of the prompt's other wordings (PS-GRPO).
+
+    arXiv:2510.04392, from its abstract and reviews; theirs is BLEU. For groups of the planner Wordings. Nonsense that is
+    consistent earns all of it: reward right answers besides, or take the shaping Gate.
+    """
+
+    weight: NonNegative = 1.0
+    """Weight of the reward in the total; ours."""
+    column: str = "paraphrases"
+    """The planner's column with the other wordings."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        """Raises ValueError when a reward has its name already, or for a prompt without another wording."""
+        found = {group.id: self.of_group(group) for group in rollouts.groups}
+        rows = zip(map(int, rollouts.group_ids), map(int, rollouts.sample_ids), strict=True)
+        values = torch.tensor([found[group_id][i] for group_id, i in rows], dtype=torch.float64)
+        return with_column(scores, self, "agreement", values, self.weight)
+
+    def of_group(self, group: Group) -> list[float]:
+        """The reward of every sample of a group, in the order in which the planner asks."""
+        others = group.prompt.columns.get(self.column) or ()
+        wordings = 1 + (1 if isinstance(others, str) else len(others))
+        texts, size = [sample.text or "" for sample in group.samples], len(group.samples)
+        cuts = accumulate((size // wordings + (i < size % wordings) for i in range(wordings)), initial=0)
+        return [value for row in agreement([texts[a:b] for a, b in pairwise(cuts)]) for value in row]

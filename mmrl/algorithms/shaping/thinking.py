@@ -1,4 +1,4 @@
-"""Rewards of right answers by how they think: by their length, their budget, their mode."""
+"""Rewards of right answers by how they think: by their length, their budget, their mode, how early they leave a thought."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.beside import SHARES, Beside, Parts, check_budgets, part_numbers, worth_of
+from mmrl.algorithms.beside import SHARES, Beside, Parts, check_budgets, exit_of, part_numbers, worth_of
 from mmrl.algorithms.statistics import PlainShaping, by_group, instead, reward_column, with_column
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY
@@ -209,3 +209,56 @@ class LengthBudget(PartHooks):
         if difficulty >= self.hard:
             return self.hard_budget + self.per_uncertainty * uncertainty
         return math.inf if difficulty >= self.medium else self.easy_budget
+
+
+@dataclass(frozen=True)
+class OverlongPenalty(PlainShaping):
+    """Adds a reward `overlong`: 0 up to length - buffer actions, then linear to -1 at length (DAPO, arXiv:2503.14476)."""
+
+    length: Count | None = None
+    """In actions. None: the run fills in its max_new_tokens."""
+    buffer: Count | None = None
+    """In actions. None: a fifth of the length, as in the paper (4096 of 20480)."""
+    weight: NonNegative = 1.0
+    """Weight of the reward `overlong` in the total."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        """Raises ValueError when `length` was never filled in, or a reward is called `overlong` already."""
+        if self.length is None:
+            raise ValueError(
+                "OverlongPenalty.length is not set, and nothing filled in the run's max_new_tokens: "
+                "give the penalty a length, OverlongPenalty(length=1024)"
+            )
+        buffer = max(self.length // 5, 1) if self.buffer is None else self.buffer
+        num_actions = rollouts.action_mask.sum(1).to(scores.values)
+        penalty = ((self.length - buffer - num_actions) / buffer).clamp(-1, 0)
+        return with_column(scores, self, "overlong", penalty, self.weight)
+
+
+def exit_rewards(right: Bool[Tensor, " g"]) -> Float[Tensor, " g"]:
+    """2^-(k - 1) for the k-th right one, in the order given, 0 for wrong ones."""
+    return torch.where(right, 0.5 ** (right.cumsum(0) - 1), 0.0)
+
+
+@dataclass(frozen=True)
+class ExitDecay(PlainShaping):
+    """Adds `<reward>_exit` in place of a reward: 2^-(k - 1) for the k-th right sample of a group, from the earliest exit on.
+
+    S-GRPO, arXiv:2505.07686; for groups of SerialExits. The whole answer, which has no given tokens, is the last exit.
+    """
+
+    reward: str | None = None
+    success_at: Number = 0.5
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        exits = torch.tensor([exit_of(sample) for _, sample in rollouts.samples()], dtype=torch.long)
+
+        def decay(accuracy: Tensor) -> Tensor:
+            values = torch.zeros_like(accuracy)
+            for group in rollouts.groups:
+                rows = (rollouts.group_ids == group.id).nonzero()[:, 0]
+                rows = rows[exits[rows].argsort(stable=True)]
+                values[rows] = exit_rewards(accuracy[rows] >= self.success_at).to(values)
+            return values
+
+        return instead(scores, self, self.reward, "exit", decay)

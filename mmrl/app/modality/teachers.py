@@ -7,7 +7,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.distill import FollowTeacher
 from mmrl.algorithms.routes import refuse_routes
 from mmrl.algorithms.views import SEEN
-from mmrl.algorithms.weights.teachers import SureTeacher
+from mmrl.algorithms.weights.importance import SureTeacher
 from mmrl.core.samples import kind_of
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.teachers import TEACHER, refuse_missing_teachers, refuse_no_teachers

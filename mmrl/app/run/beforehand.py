@@ -11,8 +11,8 @@ from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.algorithm import OF_SCORES
 from mmrl.algorithms.planners.begun import Wordings
 from mmrl.algorithms.planners.hints import AskedHalves
-from mmrl.algorithms.samplers.valued import NearestValue
-from mmrl.algorithms.shaping.agreement import Agreement
+from mmrl.algorithms.samplers.tracked import NearestValue
+from mmrl.algorithms.shaping.reference import Agreement
 from mmrl.algorithms.shaping.turns import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from mmrl.algorithms.kinds import KINDS
-from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
+from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
 from mmrl.app.modality.flow import FlowModality
 from mmrl.core.samples import Video
 from mmrl.core.types import Batch, Prompt, Rollouts
