@@ -3,7 +3,7 @@
     mmrl arena --task t2i --methods flow_grpo,cps --budget-seconds 15 --output runs/arena-t2i
     python benchmarks/arena_tables.py runs/arena-t2i
 
-Methods that share a line stand where they stand by chance: a place only counts those that are clearly better.
+Methods of one place are tied, best mean first: a place counts those that are clearly better.
 """
 
 import argparse
@@ -30,14 +30,16 @@ def table_of(arena: Mapping[str, Any], contest: Mapping[str, Any]) -> str:
     lines = [
         f"`{command}`, {len(arena['rows'])} methods, start {arena['start']:.3f}:",
         "",
-        "| place | method | mean total reward | half of the 95 % interval | steps |",
-        "|--:|---|--:|--:|--:|",
+        "| place | methods: mean total reward ± half of the 95 % interval (steps) |",
+        "|--:|---|",
     ]
     refused = [row["method"] for row in arena["rows"] if row["mean"] is None]
+    places: dict[int, list[str]] = {}
     for row in arena["rows"]:
         if row["mean"] is not None:
-            half = "" if row["half_width"] is None else f"{row['half_width']:.3f}"
-            lines.append(f"| {row['place']} | {row['method']} | {row['mean']:.3f} | {half} | {row['steps']} |")
+            half = "" if row["half_width"] is None else f"±{row['half_width']:.3f}"
+            places.setdefault(row["place"], []).append(f"{row['method']} {row['mean']:.3f}{half} ({row['steps']})")
+    lines += [f"| {rank} | {', '.join(methods)} |" for rank, methods in sorted(places.items())]
     lines += ["", f"Refused or failed: {', '.join(refused)}."] if refused else []
     return "\n".join(lines)
 

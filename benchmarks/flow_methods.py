@@ -128,7 +128,7 @@ def table(curves: dict[str, list[list[tuple[float, int, float]]]], seconds: floa
 
 
 def spread(values: Sequence[float]) -> str:
-    low_high = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    low_high = f" ({min(values):.2f}-{max(values):.2f})" if len(values) > 1 else ""
     return f"{statistics.mean(values):.3f}{low_high}"
 
 

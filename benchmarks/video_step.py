@@ -192,7 +192,7 @@ def resident() -> float:
 def leak(folder: str, paths: list[str], number_of_steps: int) -> None:
     """Take steps with clips never seen before, so that the cache fills and forgets."""
     policy = policy_of(folder, 16, 8, workers=1, cache_mb=4)
-    print("\n| step | resident memory, MiB | cache, MiB |\n|---|---|---|")
+    looks: list[tuple[float, float]] = []
     for step in range(number_of_steps + 1):
         clips = [Video(paths[(step + i) % len(paths)], frames=16, start=round(0.01 * (step % 700), 2)) for i in range(2)]
         rollouts = policy.rollout([Request(Prompt(str(i), "?", (clip,)), 2, i, seed=step) for i, clip in enumerate(clips)])
@@ -200,7 +200,10 @@ def leak(folder: str, paths: list[str], number_of_steps: int) -> None:
         policy.net.zero_grad()
         if step % (number_of_steps // 8) == 0:
             gc.collect()
-            print(f"| {step} | {resident():.0f} | {policy.encode.videos.cache.num_bytes / 2**20:.1f} |", flush=True)
+            looks.append((resident(), policy.encode.videos.cache.num_bytes / 2**20))
+    print("\n| steps | resident memory, MiB | cache, MiB |\n|---|---|---|")
+    memory, cache = zip(*looks, strict=True)
+    print(f"| {number_of_steps} | {min(memory):.0f} - {max(memory):.0f} | {min(cache):.1f} - {max(cache):.1f} |", flush=True)
 
 
 def main() -> None:

@@ -158,4 +158,4 @@ def test_an_arena_becomes_a_table_with_its_command(script):
     assert lines[0].startswith(
         "`mmrl arena --task video --methods ... --budget-seconds 15 --seeds 0,1 data.size=64`, 3 methods, start 0.250"
     )
-    assert lines[4:] == ["| 1 | rloo | 0.512 | 0.020 | 31 |", "| 2 | grpo | 0.400 |  | 20 |", "", "Refused or failed: papo."]
+    assert lines[4:] == ["| 1 | rloo 0.512±0.020 (31) |", "| 2 | grpo 0.400 (20) |", "", "Refused or failed: papo."]
