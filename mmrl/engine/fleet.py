@@ -88,29 +88,14 @@ class Fleet:
         A thread of the main process does so where there are others: they wait for a server that only this process can give
         weights, and it may itself wait for them and ask nothing.
         """
-        told = ""
         while not self.is_over.wait(LOOK_S):
             for member in self.members:
-                trouble = "" if self.is_left or self.pushed is not self.update else self._give_back(member)
-                if trouble and trouble != told:
-                    log.warning("%s", trouble)
-                told = trouble or told
-
-    def _give_back(self, member: Member) -> str:
-        """Give a server that answers the weights of the step where it has others, and say why it could not be."""
-        if not member.client.is_healthy() or self._has_weights(member):
-            return ""
-        log.warning("%s is back: it is given the weights of this step", member.client.url)
-        try:
-            return self._push_to(member)
-        except (EngineRefusedError, EngineMismatchError) as error:
-            return str(error)
-
-    def give_weights(self) -> None:
-        """Give the weights of the step to servers that were started again."""
-        for member in self.members:
-            if self.update is not None and (trouble := self._push_to(member)):
-                raise EngineDownError(trouble)
+                is_due = not self.is_left and self.pushed is self.update and member.client.is_healthy()
+                if is_due and not self._has_weights(member):
+                    try:
+                        self._revive(member)
+                    except EngineUnavailableError as error:
+                        log.warning("%s", error)
 
     def _push_to(self, member: Member) -> str:
         """Give one server the weights of the step, compare its first answer, and say why it cannot be used."""
@@ -261,19 +246,23 @@ class Fleet:
                 )
             with self.lock:
                 for member in self.members:
-                    member.alive = member.alive or self._revive(member, own)
+                    member.alive = member.alive or self._revive(member)
             time.sleep(POLL_S)
         return alive
 
-    def _revive(self, member: Member, own: EngineServer | None) -> bool:
+    def _revive(self, member: Member) -> bool:
         """True if the server is well again, with the weights of the step and caches free of others.
 
         The main process empties its caches and gives it the weights; others wait until it names them.
         """
-        if (own is not None and not own.is_ready) or not member.client.is_healthy():
+        if not member.client.is_healthy():
             return False
         if self.rank > 0:
             return self._has_weights(member)
         log.warning("%s is back: it is given the weights of this step", member.client.url)
-        member.trouble = self._push_to(member)
+        try:
+            member.trouble = self._push_to(member)
+        except (EngineRefusedError, EngineMismatchError) as error:
+            member.trouble = f"the engine was started again, and could not be given its weights ({error})"
+            raise EngineUnavailableError(member.trouble) from None
         return not member.trouble

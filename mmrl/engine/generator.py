@@ -241,7 +241,7 @@ class VllmGenerator(Generator):
         self.folder = Path(folder)
         members = self._on_all(lambda: [self._member(url) for url in urls])
         fleet = Fleet(members, self.sync, self.settings, ranks.rank, own=lambda: self.server)
-        if ranks.is_main and ranks.world > 1 and not self.settings.is_own:
+        if ranks.is_main and ranks.world > 1:
             threading.Thread(target=fleet.look_after_all, name="engine-look", daemon=True).start()
         return fleet
 
@@ -255,8 +255,7 @@ class VllmGenerator(Generator):
             log.warning("starting vLLM for %s; its log is %s", self.model, self.folder / "engine.log")
             served = replace(self.host.config, model=self.model)
             command = partial(serve_command, served, self.settings, lora_rank=adapter_rank(self.host))
-            settings = self.settings
-            self.server = EngineServer(command, settings.port, self.folder, settings.retries, partial(give_weights, self))
+            self.server = EngineServer(command, self.settings.port, self.folder, self.settings.retries)
 
     def _member(self, url: str) -> Member:
         """A server that was looked at; ValueError where it does not answer, or cannot serve this policy."""
@@ -292,12 +291,6 @@ class VllmGenerator(Generator):
 def adapter_rank(host: TextHost) -> int:
     """The rank of the adapter that trains; 0 without one."""
     return 0 if host.config.lora is None else int(host.adapter.peft_config[ADAPTER].r)
-
-
-def give_weights(generator: VllmGenerator) -> None:
-    """Give the weights of the step to servers that were started again."""
-    if generator.fleet is not None:
-        generator.fleet.give_weights()
 
 
 def sync_of(host: TextHost, settings: EngineConfig) -> Sync:

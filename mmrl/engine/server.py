@@ -35,38 +35,29 @@ class EngineServer:
         command: port -> the command line.
         folder: where its log is kept.
         restarts: how often it is started again.
-        on_restart: gives the weights of the step to a server that was started again, and has those of its beginning.
 
     Raises:
         ValueError: the port is taken, or the command cannot be made.
         EngineDownError: it ended before it answered, with the end of its log.
     """
 
-    def __init__(
-        self, command: Callable[[int], ServeCommand], port: int, folder: Path, restarts: int, on_restart: Callable[[], None]
-    ) -> None:
+    def __init__(self, command: Callable[[int], ServeCommand], port: int, folder: Path, restarts: int) -> None:
         self.port = free_port(port)
         self.url = f"http://127.0.0.1:{self.port}"
-        self.command, self.folder, self.restarts, self.on_restart = command(self.port), folder, restarts, on_restart
+        self.command, self.folder, self.restarts = command(self.port), folder, restarts
         self.log_file = folder / "engine.log"
         self.failed = ""
         """Why it will not be started again."""
-        self._ready, self._closing = threading.Event(), threading.Event()
+        self._closing = threading.Event()
         self._processes = [self._launch()]
         self._end = weakref.finalize(self, end_group, self._processes)
         self._wait_until_healthy()
-        self._ready.set()
         threading.Thread(target=watch, args=(weakref.ref(self),), name="engine-watch", daemon=True).start()
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
         """The one that was started last; the server is its child."""
         return self._processes[-1]
-
-    @property
-    def is_ready(self) -> bool:
-        """Is it up, with the weights of the step?"""
-        return self._ready.is_set()
 
     def close(self) -> None:
         """End it, and everything that it started."""
@@ -75,7 +66,6 @@ class EngineServer:
 
     def start_again(self, code: int) -> bool:
         """Start it again after its death; False if it will not be restarted any more."""
-        self._ready.clear()
         if self._closing.is_set():
             return False
         kill_group(self.process)
@@ -88,13 +78,10 @@ class EngineServer:
         try:
             self._processes.append(self._launch())
             self._wait_until_healthy()
-            self.on_restart()
         except Exception as error:  # noqa: BLE001 - whoever waits for the server reports what went wrong
             if self.process.poll() is None:
                 self.failed = f"the engine was started again, and could not be given its weights ({error})"
                 return False
-            return True
-        self._ready.set()
         return True
 
     def _launch(self) -> "subprocess.Popen[bytes]":

@@ -273,7 +273,7 @@ def test_vllm_tells_what_the_same_model_says_here(tmp_path: Path):
     student, other = (build_wide(family(), tmp_path / name, seed) for seed, name in enumerate(("student", "taught")))
     settings = EngineConfig(environment=str(environment()), sync="broadcast", cache_mb=256, max_length=2048)
     command = partial(serve_command, TextPolicyConfig(other, video=VideoSettings(fps=FPS)), settings)
-    server = EngineServer(command, 0, tmp_path, 0, lambda: None)
+    server = EngineServer(command, 0, tmp_path, 0)
     try:
         far = policy_of(student, served(other, server.url))
         near = without_bans(policy_of(student, TextTeacher("near", model=other, dtype="float32")))
