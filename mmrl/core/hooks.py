@@ -29,11 +29,7 @@ class PartHooks:
         return {}
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Look at the first prompts of a run, before a model is loaded.
-
-        Raises:
-            ValueError: the part cannot work with them; names the prompt and the remedy.
-        """
+        """Look at a run's first prompts before a model loads; ValueError names one that it cannot work with, and a remedy."""
 
     def with_length(self, length: int) -> "PartHooks":
         """The same part with the run's completion length; asked where `length` is None."""
@@ -114,15 +110,13 @@ class PlannerHooks(PartHooks):
 
         A planner that defines it trains rows of earlier steps again (`StoredRow`).
 
-        Raises:
-            ValueError: the rows that it remembers have another vocabulary.
+        Raises ValueError where the rows that it remembers have another vocabulary.
         """
 
     def inspect(self, rollouts: Rollouts) -> None:
         """Take in the rows so far, of all ranks and without traces and media, before every `revise`.
 
-        Raises:
-            ValueError: what it needs was not recorded.
+        Raises ValueError where what it needs was not recorded.
         """
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
@@ -149,11 +143,7 @@ class PolicyHooks:
     """Does it evaluate log-probabilities at another temperature than rows were sampled with (`Reading.temperature`)?"""
 
     def audit(self, rollouts: Rollouts) -> None:
-        """Does what was recorded fit together: media, positions, tokens, prompts, pictures?
-
-        Raises:
-            ValueError: it does not; names the prompt and the row.
-        """
+        """Do recorded media, positions, tokens, prompts and pictures fit together? ValueError names the prompt and the row."""
 
     @cached_property
     def diagnostics(self) -> Diagnostics | None:
@@ -216,11 +206,7 @@ class EnvironmentHooks:
     """Does the same seed open a world that answers the same turns in the same way?"""
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Look at the first prompts of a run, before a model is loaded.
-
-        Raises:
-            ValueError: worlds cannot be opened for them; names the prompt and the remedy.
-        """
+        """Look at a run's first prompts before a model loads; ValueError names one that opens no world, and a remedy."""
 
 
 class StandIn:

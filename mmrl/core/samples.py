@@ -199,8 +199,7 @@ def segments_of(pieces: Iterable[tuple[Who, int]]) -> tuple[Segment, ...]:
 def complete(segments: Sequence[Segment], tokens: Sequence[int] | None) -> tuple[Segment, ...]:
     """The segments of a completion; without any, the policy wrote all of its tokens.
 
-    Raises:
-        ValueError: they do not cover the tokens one after the other, or end with what an environment wrote.
+    Raises ValueError where they do not cover the tokens one after the other, or end with what an environment wrote.
     """
     whole = segments_of([("policy", len(tokens or ()))])
     if not segments:

@@ -39,11 +39,9 @@ class Probe:
         return cls(wire_prompts(host, [asked])[0], params, limits_of(host, FIRST_TOKEN), float(own))
 
     def ask(self, client: EngineClient, model: str, version: str, dtype: str) -> None:
-        """Let a server answer.
+        """Let a server answer; AbortedError or EngineDownError where it does not.
 
-        Raises:
-            AbortedError, EngineDownError: it does not answer.
-            EngineMismatchError: it reads the picture differently, or has other weights.
+        Raises EngineMismatchError where it reads the picture differently, or has other weights.
         """
         answer = client.generate(Ask(0, (0,), 0).body(self.prompt, model, self.params))
         (written,) = read_answer(answer, self.prompt, 1, Expected(self.limits, version), client.url)

@@ -52,12 +52,7 @@ class ServerFacts:
 
 
 def ask_facts(client: EngineClient) -> ServerFacts:
-    """The server's account of itself.
-
-    Raises:
-        EngineDownError: it does not answer.
-        ValueError: it is not a server that mmrl can use.
-    """
+    """The server's account of itself; EngineDownError where it does not answer, ValueError where mmrl cannot use it."""
     try:
         version, served = str(client.get("/version")["version"]), client.get("/v1/models")["data"][0]
     except (AttributeError, EngineRefusedError, LookupError, TypeError):

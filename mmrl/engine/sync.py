@@ -323,8 +323,7 @@ class BroadcastSync(Sync):
     def send(self, client: EngineClient, joined: Joined, weights: Mapping[str, Tensor], facts: str) -> None:
         """Send all weights while the server waits for them.
 
-        Raises:
-            EngineDownError: it left or does not go on; its group is given up, and the next update joins another.
+        Raises EngineDownError where it left or does not go on; its group is given up, and the next update joins another.
         """
         info = {"update_info": {"group": joined.name, "tensors": facts}}
         with ThreadPoolExecutor(1) as pool:

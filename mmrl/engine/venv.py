@@ -110,10 +110,7 @@ def note_whole(venv: Venv) -> None:
 
 
 def remove_venv(folder: Path) -> int:
-    """Remove an environment that mmrl made, whole or not; the bytes that it had.
-
-    Raises ValueError where there is none, or mmrl did not make it.
-    """
+    """Remove an environment that mmrl made, whole or not; the bytes that it had. ValueError where mmrl made none there."""
     if not (folder / MARKER).exists():
         reason = "was not made by `mmrl engine install`" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {reason}: nothing was removed")

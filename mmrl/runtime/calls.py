@@ -123,8 +123,7 @@ class NoListError(TypeError):
 def values_of(answer: Foreign, count: int) -> list[Foreign]:
     """The values in order, at most one more than `count`, because there may be no end.
 
-    Raises:
-        NoListError: it has no order, or is a text, whose letters are not values.
+    Raises NoListError where they have no order, or it is a text, whose letters are not values.
     """
     if isinstance(answer, str | bytes | bytearray | Mapping | Set):
         raise NoListError

@@ -67,8 +67,7 @@ Seed = Annotated[int, Range(0, 2**32 - 1)]
 def check_ranges(part: object) -> None:
     """Refuse numbers out of range in the fields of a dataclass; to be its `__post_init__`, or the first line there.
 
-    Raises:
-        ValueError: naming class, field, value and range.
+    Raises ValueError naming class, field, value and range.
     """
     cls = type(part)
     for name, hint in hints_of(cls).items():

@@ -53,9 +53,7 @@ def target_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "r
 def mask_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "resize") -> Image.Image | None:
     """The greys of the prompt's column `mask`, white where the first picture may change; None where there is none.
 
-    Raises:
-        FileNotFoundError: its file is not there.
-        ValueError: no picture, or one of another size than the prompt's first.
+    Raises FileNotFoundError without its file, ValueError for no picture, or one of another size than the prompt's first.
     """
     media = prompt.columns.get("mask")
     if media is None:

@@ -119,11 +119,9 @@ class RemoteReward:
         return await asyncio.to_thread(self.score, group)
 
     def score(self, group: Group) -> list[float | Scored | None]:
-        """Ask the server for one answer per sample, in order.
+        """Ask the server for one answer per sample, in order; RemoteRewardError where the reward raised.
 
-        Raises:
-            RemoteRewardError: the reward raised.
-            RewardUnavailableError: no answer before the deadline, or the server serves another version now.
+        Raises RewardUnavailableError without an answer before the deadline, or where the server serves another version now.
         """
         until = time.monotonic() + self.deadline_s
         try:

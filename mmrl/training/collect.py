@@ -305,8 +305,7 @@ def merge_rollouts(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
 def begin_replay(planner: Planner, sampler: PromptSampler, policy: Policy) -> None:
     """Give a planner that replays rows the prompts of the run and the policy's tokens.
 
-    Raises:
-        ValueError: the sampler does not hold its prompts, or rows that the planner remembers are of other tokens.
+    Raises ValueError where the sampler does not hold its prompts, or rows that the planner remembers are of other tokens.
     """
     if not defines(planner, PlannerHooks.begin):
         return

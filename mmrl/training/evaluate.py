@@ -165,11 +165,7 @@ def kind_of(prompt: Prompt, column: str) -> str:
 
 
 def check_columns(prompts: Sequence[Prompt], by: Sequence[str]) -> None:
-    """Check that held-out prompts have the columns that figures are grouped by.
-
-    Raises:
-        ValueError: none has one of them, or nearly every prompt has a value of its own.
-    """
+    """Raise ValueError where no held-out prompt has a column that figures are grouped by, or nearly each a value of its own."""
     for column in by:
         values = [value for prompt in prompts if (value := kind_of(prompt, column))]
         if not values:

@@ -85,11 +85,7 @@ def can_fuse(weights: Iterable[nn.Parameter]) -> bool | None:
 
 
 def check_optimizer(settings: OptimizerSettings, ranks: Ranks) -> None:
-    """Refuse to move a state that is sharded over processes, and matrices of which each has a part only.
-
-    Raises:
-        ValueError: the weights are sharded, or a library owns the optimizer's step.
-    """
+    """Raise ValueError for a state that is to move, or matrices that are to be whole, where FSDP or DeepSpeed keeps parts."""
     if not (ranks.is_sharded or ranks.engine is not None):
         return
     if settings.kind == "muon":
@@ -221,8 +217,7 @@ def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None, 
 def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Engine | None = None) -> None:
     """Put back what `whole_state` gave; each process keeps its part of what is sharded.
 
-    Raises:
-        ValueError: moments of other shapes than the weights', which an update would stretch over them.
+    Raises ValueError for moments of other shapes than the weights', which an update would stretch over them.
     """
     if engine is not None:
         return engine.load(state)

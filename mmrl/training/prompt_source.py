@@ -32,11 +32,7 @@ class Drawing:
     """Prompt id -> what was wrong with it."""
 
     def __call__(self, count: int) -> list[Prompt]:
-        """Draw this many readable prompts.
-
-        Raises:
-            TrainingStoppedError: more prompts than the limit cannot be read; names the last one.
-        """
+        """So many readable prompts; TrainingStoppedError, with the last one, where more than the limit cannot be read."""
         found: list[Prompt] = []
         for _ in range(MOST_DRAWS):
             if len(found) == count:

@@ -63,8 +63,7 @@ class Stop:
     def interruptible(self, ranks: Ranks) -> Iterator[None]:
         """Follow a request at once while inside; of several processes, only here at the beginning, and by all of them.
 
-        Raises:
-            AskedToStopError: any of them was asked.
+        Raises AskedToStopError where any of them was asked.
         """
         asked = [name for name in ranks.gather(self.asked_by) if name]
         if asked:
@@ -108,11 +107,7 @@ class Audit:
 
 
 def refuse_nothing_to_train(step: int, ranks: Ranks, trained: Rollouts, scores: Scores) -> None:
-    """Stop if masks and the advantage left no action on any process.
-
-    Raises:
-        TrainingStoppedError: says which of rewards, masks and lengths left nothing.
-    """
+    """Raise TrainingStoppedError, with the reason, where rewards, masks and the advantage left no action on any process."""
     taught = trained.recorded.get(TAUGHT)
     some = taught is None or bool((taught > 0).any()), bool(scores.total().isfinite().any())
     trains, has_taught, is_scored = ranks.sum([int(trained.action_mask.any()), *map(int, some)])
@@ -138,11 +133,7 @@ def one_group(rollouts: Rollouts, chance: random.Random) -> Rollouts:
 
 
 def refuse_broken_weights(parameters: Iterable[nn.Parameter], step: int, lr: float) -> None:
-    """Stop before weights that are not finite are sampled from, evaluated or saved.
-
-    Raises:
-        TrainingStoppedError: the optimizer's step made some of them infinite or NaN.
-    """
+    """Raise TrainingStoppedError for weights that a step made infinite or NaN, before they are sampled from or saved."""
     parts = [part for p in parameters if p.requires_grad and (part := local_part(p)).numel()]
     if parts and not bool(nn.utils.get_total_norm(parts, math.inf).isfinite()):
         raise TrainingStoppedError(

@@ -366,11 +366,7 @@ def tell_sampler(sampler: PromptSampler | Collector, ranks: Ranks, rollouts: Rol
 
 
 def refuse_nan(step: int, totals: Mapping[str, float], keep: Callable[[], str]) -> None:
-    """Stop before an update by a loss or a gradient that is not finite; `keep` writes its batch down, and says where.
-
-    Raises:
-        TrainingStoppedError: names the one that is not.
-    """
+    """Raise TrainingStoppedError for a loss or gradient that is not finite; `keep` writes its batch down, and says where."""
     bad = [name for name in ("loss", "policy/grad_norm") if not math.isfinite(totals[name])]
     if bad:
         raise TrainingStoppedError(

@@ -40,10 +40,7 @@ def weight_files(path: str) -> list[Path]:
 
 
 def shapes_of(files: list[Path]) -> Shapes:
-    """Names and shapes as the files' headers say them; no tensor is read.
-
-    Raises ValueError where a file is cut off, or no safetensors file.
-    """
+    """Names and shapes by the files' headers alone; ValueError where a file is cut off, or no safetensors file."""
     found: Shapes = {}
     for file in files:
         try:

@@ -97,11 +97,7 @@ class Versions:
         return [[step, *found[step]] for step in steps if step in found]
 
     def load(self, listed: Iterable[Sequence[Any]], needed: Iterable[int], live: int) -> None:
-        """Take those of a checkpoint.
-
-        Raises:
-            ValueError: it lacks one that is needed and is not the live one.
-        """
+        """Take those of a checkpoint; ValueError where it lacks one that is needed and is not the live one."""
         self._kept = {step: (number, weights) for step, number, weights in listed}
         lost = sorted({*needed} - {*self._kept, live})
         if lost:
@@ -299,11 +295,7 @@ class Ahead(Collector):
         self._versions.load(state["versions"], self._lag.first(self._oldest), self._oldest)
 
     def with_readings(self, fresh: Rollouts) -> Rollouts:
-        """The rows with the version of the weights that wrote them.
-
-        Raises:
-            OtherVersionError: it is not the one that the lag says.
-        """
+        """The rows with the version of the weights that wrote them; OtherVersionError where the lag says another one."""
         if self._version is None:
             return super().with_readings(fresh)
         noted = fresh.recorded.get(ROLLOUT_LOGPROBS)
@@ -318,11 +310,7 @@ class Ahead(Collector):
         return replace(fresh, recorded={**fresh.recorded, WEIGHTS_VERSION: versions})
 
     def split_requests(self, requests: Sequence[Request]) -> list[list[Request]]:
-        """The same as without a thread, refused where the network that trains would have to write.
-
-        Raises:
-            ValueError: a sample is asked of other weights than the policy's, or under a view.
-        """
+        """The same as without a thread; ValueError for a sample of other weights than the policy's, or under a view."""
         for request in requests:
             if request.model != "policy" or request.view != "plain":
                 what = f"the weights {request.model!r}" if request.model != "policy" else f"the view {request.view!r}"

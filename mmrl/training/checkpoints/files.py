@@ -94,8 +94,7 @@ class Hashed:
 def write(folder: Path, step: int, state: State, scores: Mapping[str, float]) -> None:
     """Write the state as `folder`, which appears complete or not at all; what was there before is gone when this returns.
 
-    Raises:
-        OSError: the disk is full or broken; nothing of the attempt is left.
+    Raises OSError where the disk is full or broken; nothing of the attempt is left.
     """
     partial = folder.with_name(folder.name + PARTIAL)
     try:

@@ -151,8 +151,7 @@ class Checkpoints:
     def load(self, step: int | None = None) -> State:
         """The state of `step`, or of the newest whole checkpoint. Changes nothing on disk.
 
-        Raises:
-            CheckpointError: none is there, or the one asked for is damaged.
+        Raises CheckpointError where none is there, or the one asked for is damaged.
         """
         step, listed = (step, verify(self._path(step))) if step is not None else self._newest()
         return read(self._path(step), listed)
@@ -209,11 +208,7 @@ class Checkpoints:
         raise CheckpointError(f"no whole checkpoint in {self.folder}: start again without --resume, in another output folder")
 
     def _scores(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The number this step is kept by.
-
-        Raises:
-            CheckpointError: the run evaluated, and has no such number.
-        """
+        """The number this step is kept by; CheckpointError where the run evaluated, and has no such number."""
         if not self.keep_best or not metrics:
             return {}
         measured = [name for name in metrics if name.split("/")[0] == self.keep_best.split("/")[0]]

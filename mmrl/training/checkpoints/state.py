@@ -83,11 +83,7 @@ class RunState:
 
 
 def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, State]) -> None:
-    """Put back what parts of the algorithm remembered.
-
-    Raises:
-        ValueError: the state lacks one of them.
-    """
+    """Put back what parts of the algorithm remembered; ValueError where the state lacks one of them."""
     missing = sorted(set(parts) - set(state))
     if missing:
         raise ValueError(
@@ -106,8 +102,7 @@ def remembers(function: object) -> bool:
 def rewards_state(runner: RewardRunner) -> State:
     """By reward, what it remembers (running statistics), and its cache of answers.
 
-    Raises:
-        ValueError: a reward that remembers runs in processes of its own, which cannot be asked.
+    Raises ValueError where a reward that remembers runs in processes of its own, which cannot be asked.
     """
     found: State = {}
     for lane in runner.callers:

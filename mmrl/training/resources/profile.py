@@ -27,8 +27,7 @@ class StepRange:
     def read(cls, text: str, total: int, done: int = 0) -> "StepRange":
         """`3` or `3-5`, in a run of `total` steps of which `done` are done.
 
-        Raises:
-            ValueError: it is neither, too long for one trace, or names steps that this run will not take.
+        Raises ValueError where it is neither, too long for one trace, or names steps that this run will not take.
         """
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text.strip())
         if match is None:

@@ -143,11 +143,7 @@ def as_numbers(answer: RawAnswer) -> tuple[float, dict[str, float]]:
 
 
 def digest(thing: object) -> Digest:
-    """SHA-256 of a value and its type.
-
-    Raises:
-        NotCacheableError: it holds something that has no bytes of its own.
-    """
+    """SHA-256 of a value and its type; NotCacheableError where it holds something that has no bytes of its own."""
     state = hashlib.sha256()
     feed(state.update, thing)
     return state.digest()

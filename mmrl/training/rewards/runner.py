@@ -188,11 +188,7 @@ class RewardRunner:
 
 
 def refuse_overflow(scores: Scores) -> None:
-    """Refuse totals beyond float32, which would be infinite in every statistic.
-
-    Raises:
-        RewardError: naming the reward that weighs most in one.
-    """
+    """Raise RewardError, with the reward that weighs most, for totals beyond float32: every statistic would be infinite."""
     weighted = torch.where(scores.status == Status.OK, scores.values.double() * scores.weights.double(), 0.0)
     rows = (weighted.sum(1).abs() > LARGEST).nonzero()[:, 0]
     if len(rows):

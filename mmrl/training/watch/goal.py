@@ -33,11 +33,7 @@ class Goal:
         return own_steps > 0 and own_steps % self.until.every == 0 and self.looked_at != step and not self.is_reached
 
     def look(self, step: int) -> None:
-        """Score the prompts, the same on all processes.
-
-        Raises:
-            ValueError: the metric is none of theirs.
-        """
+        """Score the prompts, the same on all processes; ValueError where the metric is none of theirs."""
         metrics, _ = self.evaluator.run(step)
         name = self.until.metric.removeprefix("eval/")
         if f"eval/{name}" not in metrics:
