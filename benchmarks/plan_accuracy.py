@@ -14,7 +14,7 @@ import torch
 from mmrl.app.commands.plan import draw_up, timing
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
-from mmrl.policies.shared.meta_models import LiveBytes
+from mmrl.policies.shared.dry_run import LiveBytes
 
 RUNS = {
     "text": ("tiny/image", ["data.size=64"]),

@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from mmrl.app.config.run import load
 from mmrl.app.run.build import build
 from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.policies.flow.write.remote import RemoteGenerator
+from mmrl.policies.flow.write.generate import RemoteGenerator
 
 WARM = 2
 CONFIG = ["evaluation.num_prompts=0", "prompts_per_step=8", "algorithm.schedule.num_steps=10", "policy.lora.rank=4"]

@@ -29,7 +29,7 @@ from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import StepSpans
 from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.policies.flow.write.remote import RemoteGenerator
+from mmrl.policies.flow.write.generate import RemoteGenerator
 from mmrl.policies.shared.workers.crew import Crew, Restarts
 from mmrl.runtime.spans import span
 from mmrl.training.trainer import Trainer

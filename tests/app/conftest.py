@@ -4,7 +4,7 @@ import pytest
 
 from mmrl.app.config import run as configs
 from mmrl.app.run import build as building
-from mmrl.policies.shared.call_log import DryRun
+from mmrl.policies.shared.dry_run import DryRun
 from tests.support.flow_runs import Make
 
 

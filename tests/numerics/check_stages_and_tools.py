@@ -13,7 +13,7 @@ from mmrl.algorithms.weights.rhythm import Kind, Rhythm, largest, steps_of
 from mmrl.answers.calls import CallError
 from mmrl.core.readings import OLD_VALUE
 from mmrl.data.tools.pictures import clip
-from mmrl.policies.text.read.looks.rhythm import backward_distance, future_influence
+from mmrl.policies.text.read.looks import backward_distance, future_influence
 from tests.numerics.formulas.critics import nearest_to
 from tests.numerics.formulas.step_values import step_values, value_advantages
 from tests.numerics.formulas.tools import code_reward, zoom_reward

@@ -27,8 +27,8 @@ Model = TypeVar("Model", bound=Policy)
 log = logging.getLogger("mmrl")
 
 if TYPE_CHECKING:
-    from mmrl.policies.shared.call_log import DryRun
-    from mmrl.policies.shared.workers.settings import SamplerSettings
+    from mmrl.policies.shared.dry_run import DryRun
+    from mmrl.policies.shared.workers.remote import SamplerSettings
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from mmrl.training.evaluate import Variant
 if TYPE_CHECKING:
     from mmrl.policies.flow.families.base import FlowFamily
     from mmrl.policies.flow.policy import FlowPolicy
-    from mmrl.policies.shared.call_log import DryRun
+    from mmrl.policies.shared.dry_run import DryRun
 
 EVALUATION_STEPS = 28
 LOOK_AHEAD = 100

@@ -9,15 +9,14 @@ from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.trace import SigmaTable
-from mmrl.policies.flow.write import remote as drawing
+from mmrl.policies.flow.write import generate as drawing
 from mmrl.policies.flow.write.generate import Sampled
-from mmrl.policies.shared.workers.remote import SamplingProcess
-from mmrl.policies.shared.workers.settings import SamplerSettings
+from mmrl.policies.shared.workers.remote import SamplerSettings, SamplingProcess
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.write import remote as writing
+from mmrl.policies.text.write import generate as writing
 from mmrl.policies.text.write.generate import Completions, Seed
 
 

@@ -22,7 +22,7 @@ from mmrl.training.evaluate import Variant
 if TYPE_CHECKING:
     from mmrl.policies.codes.janus import Janus
     from mmrl.policies.codes.policy import CodePolicy
-    from mmrl.policies.shared.call_log import DryRun
+    from mmrl.policies.shared.dry_run import DryRun
     from mmrl.policies.text.policy import TextPolicy
 
 TASKS = {"image": "image-text-to-text", "audio": "audio-text-to-text"}

@@ -19,7 +19,7 @@ from mmrl.app.config.run import RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.protocols import Planner, Policy
 from mmrl.core.types import Group, Prompt, Revision, Scores
-from mmrl.policies.shared.call_log import CallCount, DryRun
+from mmrl.policies.shared.dry_run import CallCount, DryRun
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import USUAL_POSITIONS

@@ -27,7 +27,7 @@ from mmrl.core.readings import SCORE, TAUGHT, VALUE
 from mmrl.core.types import Prompt
 from mmrl.engine.command import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.workers.settings import SamplerSettings
+from mmrl.policies.shared.workers.remote import SamplerSettings
 from mmrl.policies.text.read.answer_tokens import ANSWERS
 from mmrl.policies.text.read.evaluate import QUANTITIES
 from mmrl.policies.text.settings import TextPolicyConfig, unshared

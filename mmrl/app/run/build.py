@@ -45,7 +45,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
 from mmrl.data.sources import Sources, StreamedSources, first_of_each
 from mmrl.data.validate import Report, check
-from mmrl.policies.shared.workers.settings import SamplerSettings
+from mmrl.policies.shared.workers.remote import SamplerSettings
 from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher, refuse_rest
 from mmrl.runtime.cache import cache_folder, note_use
 from mmrl.runtime.process_state import seed

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from mmrl.flow.dynamics.base import Before, Dynamics, Gaussian, Solver, SolverStep, Stochastic
-from mmrl.flow.dynamics.renewal import CPS, DDIM
-from mmrl.flow.dynamics.sde import DanceSDE, FlowSDE, Wan
 from mmrl.flow.dynamics.solvers import DPM2, ODE, SA
+from mmrl.flow.dynamics.stochastic import CPS, DDIM, DanceSDE, FlowSDE, Wan
 
 __all__ = [
     "CPS",

@@ -15,12 +15,11 @@ from torch import Tensor
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.types import Rollouts
 from mmrl.policies.codes.net import CodeNet
-from mmrl.policies.text.check.diagnose import CachedReplay
+from mmrl.policies.text.check.diagnose import CachedReplay, TextRounding
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.read.evaluate import RowEvaluation, evaluation_of
-from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace, append
 from mmrl.policies.text.write.draft import Stops

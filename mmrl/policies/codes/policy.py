@@ -27,6 +27,7 @@ from mmrl.policies.codes.plans import (
 from mmrl.policies.codes.settings import PLAN, PROMPT, CodePolicyConfig, PlanSettings
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
+from mmrl.policies.text.check.diagnose import TextRounding
 from mmrl.policies.text.loading import Loaded, load, load_config
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.parts import TextParts
@@ -34,7 +35,6 @@ from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.prompt.templates import QUESTION
 from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation
-from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.rollout import check_sampling

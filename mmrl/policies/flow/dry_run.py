@@ -31,8 +31,7 @@ from mmrl.policies.flow.trace import NoisyLatents
 from mmrl.policies.flow.write.generate import LocalGenerator, Part, Sampled
 from mmrl.policies.flow.write.given import picture_samples
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, sketch_of
-from mmrl.policies.shared.call_log import CallLog, DryRun, StillWeights, no_audit
-from mmrl.policies.shared.meta_models import fake_weights, size_of
+from mmrl.policies.shared.dry_run import CallLog, DryRun, StillWeights, fake_weights, no_audit, size_of
 from mmrl.policies.shared.quantized.layer import put_layers
 from mmrl.policies.shared.quantized.load import linear_names
 from mmrl.policies.shared.weights import Weights

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from mmrl.policies.shared.workers.crew import Crew, Restarts
-from mmrl.policies.shared.workers.early import Early
+from mmrl.policies.shared.workers.crew import Crew, Early, Restarts
 from mmrl.runtime.pictures import open_upright
 
 THREADS = 2

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmrl.core.episodes import Limits
 from mmrl.core.types import Observation, Prompt, Turn
-from mmrl.policies.shared.meta_models import size_of
+from mmrl.policies.shared.dry_run import size_of
 from mmrl.policies.text.prompt.encode import Encoder
 from mmrl.policies.text.write.observe import observe
 

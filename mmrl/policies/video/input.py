@@ -12,8 +12,7 @@ import numpy as np
 
 from mmrl.answers.spans.sounds import Ear
 from mmrl.core.samples import ClipTime, Video
-from mmrl.policies.shared.workers.crew import Board, Crew, Death
-from mmrl.policies.shared.workers.early import Early
+from mmrl.policies.shared.workers.crew import Board, Crew, Death, Early
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import FrameRule, VideoSettings
 from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess

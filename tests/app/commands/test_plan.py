@@ -20,8 +20,7 @@ from mmrl.app.planning.count_calls import CountedRun
 from mmrl.app.planning.memory import GIB, Memory, advice, room
 from mmrl.app.run.build import build, with_local_model
 from mmrl.core.types import Prompt, Request, Scores
-from mmrl.policies.shared.call_log import PHASES, CallCount
-from mmrl.policies.shared.meta_models import LiveBytes, size_of
+from mmrl.policies.shared.dry_run import PHASES, CallCount, LiveBytes, size_of
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.write.generate import Generation

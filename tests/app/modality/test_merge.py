@@ -17,8 +17,8 @@ from mmrl.app.modality.merge import merge_adapter, merge_in_memory, merge_lora, 
 from mmrl.lab.tiny.flow.pipelines import build as build_pipeline
 from mmrl.lab.tiny.text.vlms import build as build_model
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.dry_run import LiveBytes, size_of
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.meta_models import LiveBytes, size_of
 from tests.support.flow_policies import make as make_image_policy
 from tests.support.flow_policies import stir as stir_image
 from tests.support.text_policies import make

@@ -12,7 +12,7 @@ from mmrl.app.config.run import load
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.planning.memory import CONTEXT, GIB, WRITTEN
 from mmrl.app.run.build import build
-from mmrl.policies.shared.meta_models import size_of
+from mmrl.policies.shared.dry_run import size_of
 
 WORDS = ["cluster.samplers=2", "ahead=1", "policy.lora.rank=2"]
 

@@ -17,7 +17,7 @@ from mmrl.policies.flow.dry_run import FlowDryRun, encoders_of
 from mmrl.policies.flow.in_4_bits import parts_in_4_bits
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
-from mmrl.policies.shared.meta_models import size_of
+from mmrl.policies.shared.dry_run import size_of
 from mmrl.policies.shared.quantized.layer import base_of, nf4_layers
 from tests.policies.flow.test_saving import loaded
 from tests.support.flow_policies import (

@@ -19,10 +19,9 @@ from mmrl.flow.schedules import Full
 from mmrl.policies.flow import net
 from mmrl.policies.flow.families import sources
 from mmrl.policies.flow.families.flux import flux2
-from mmrl.policies.flow.families.flux.flux1 import Flux
+from mmrl.policies.flow.families.flux.flux1 import Flux, Kontext
 from mmrl.policies.flow.families.flux.flux2 import places
-from mmrl.policies.flow.families.flux.kontext import Kontext
-from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
+from mmrl.policies.flow.families.qwen.image import QwenImageEdit
 from mmrl.policies.flow.families.sources import latents_of
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from tests.support.flow_policies import LORA, PLANS, latents, logprobs, read_again, stir

@@ -17,8 +17,7 @@ from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import FlowSigmas, StaticShift
 from mmrl.policies.flow.check.audit import audit_rollouts
-from mmrl.policies.flow.families.wan.experts import Experts
-from mmrl.policies.flow.families.wan.text import Wan
+from mmrl.policies.flow.families.wan import Experts, Wan
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from tests.support.flow_policies import LORA, PLANS, latents, read_again, requests, stir, with_adapters

@@ -15,7 +15,7 @@ from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.policies.flow.families.base import SOURCE
 from mmrl.policies.flow.families.clips import SEEN
-from mmrl.policies.flow.families.wan.image import WanImage
+from mmrl.policies.flow.families.wan import WanImage
 from mmrl.policies.flow.policy import FlowPolicy
 from tests.support.flow_policies import LORA, PLANS, latents, read_again, stir, with_adapters
 

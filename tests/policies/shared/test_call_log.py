@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mmrl.policies.shared.call_log import StillWeights
+from mmrl.policies.shared.dry_run import StillWeights
 
 
 def test_still_weights_are_kept_in_place_of_the_networks():

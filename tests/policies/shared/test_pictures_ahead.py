@@ -14,8 +14,7 @@ from PIL import Image
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.shared.pictures import PictureInput, open_picture, stamp
-from mmrl.policies.shared.workers.crew import Crew
-from mmrl.policies.shared.workers.early import Early
+from mmrl.policies.shared.workers.crew import Crew, Early
 from tests.support.text_policies import make, picture, text_trace
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmrl.policies.shared.meta_models import LiveBytes, fake_weights
+from mmrl.policies.shared.dry_run import LiveBytes, fake_weights
 from mmrl.policies.text.dry_run import join_windows
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.net import NEVER, TextNet

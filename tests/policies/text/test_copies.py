@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
-from mmrl.policies.shared.meta_models import tensors_in
+from mmrl.policies.shared.dry_run import tensors_in
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.text_policies import make, prompts
 

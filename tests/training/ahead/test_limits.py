@@ -11,7 +11,7 @@ from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.run import load
 from mmrl.app.run.beforehand import idle_settings, look_at_settings
 from mmrl.core.ranks import Ranks
-from mmrl.policies.shared.workers.settings import Place, SamplerSettings
+from mmrl.policies.shared.workers.remote import Place, SamplerSettings
 from mmrl.runtime.repeating import Kernels, deterministic
 from mmrl.training.ahead.lag import max_ahead
 from tests.support.each import for_each

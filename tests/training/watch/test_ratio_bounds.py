@@ -13,7 +13,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Request, Rollouts
-from mmrl.policies.text.rounding import unit_of
+from mmrl.policies.text.check.diagnose import unit_of
 from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.watch import ratio_gate

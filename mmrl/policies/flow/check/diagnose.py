@@ -21,8 +21,7 @@ from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.prompt.encode import key_of
 from mmrl.policies.flow.trace import FlowTrace, SigmaTable
 from mmrl.policies.shared import hypotheses as shared
-from mmrl.policies.shared.hypotheses import Suspects
-from mmrl.policies.shared.interventions import holding
+from mmrl.policies.shared.hypotheses import Suspects, holding
 
 TRIES = 4
 """Other prompts whose embeddings are used instead of a row's own."""

@@ -4,21 +4,18 @@ from typing import NoReturn
 
 from mmrl.policies.flow.families.base import FlowFamily, Index
 from mmrl.policies.flow.families.facts import EULER
-from mmrl.policies.flow.families.flux.flux1 import Chroma, Flux
+from mmrl.policies.flow.families.flux.flux1 import Chroma, Flux, Kontext
 from mmrl.policies.flow.families.flux.flux2 import Flux2, Flux2Klein
-from mmrl.policies.flow.families.flux.kontext import Kontext
 from mmrl.policies.flow.families.hunyuan import HunyuanVideo15, HunyuanVideo15Image
 from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.ltx2 import LTX2, LTX2Image
-from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
-from mmrl.policies.flow.families.qwen.image import QwenImage
+from mmrl.policies.flow.families.qwen.image import QwenImage, QwenImageEdit
 from mmrl.policies.flow.families.qwen.image21 import QwenImage21
 from mmrl.policies.flow.families.sana import Sana, SanaVideo, SanaVideoImage
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_audio3 import StableAudio3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
-from mmrl.policies.flow.families.wan.image import WanFirstLatent, WanImage
-from mmrl.policies.flow.families.wan.text import Wan
+from mmrl.policies.flow.families.wan import Wan, WanFirstLatent, WanImage
 from mmrl.policies.flow.families.z_image import Lumina2, ZImage
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 

@@ -1,9 +1,9 @@
 """Sampling images: noise is integrated along a plan, under the weights as they are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join, trace_of_noised, trace_of_steps
 from mmrl.policies.shared.teachers import numbers_of
 from mmrl.policies.shared.weights import FollowsWeights, Weights
+from mmrl.policies.shared.workers.remote import Remote, refuse_mixed
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import to_device
 
@@ -242,3 +243,34 @@ def refuse_nan(bad: Sequence[Bool[Tensor, " m"]], owners: Sequence[Int[Tensor, "
                 f"as for {int(here.sum())} of {len(own)} latents: look for weights that diverged (lower optimizer.lr), "
                 "or set policy.dtype = 'float32'"
             )
+
+
+class RemoteGenerator(Remote[FlowHost, LocalGenerator]):
+    """Draws in other processes. Chunks are whole requests, as many as fill a forward, whatever the number of processes."""
+
+    @in_span("generate")
+    def write(self, parts: Sequence[Part]) -> list[Sampled]:
+        """The samples of several parts, chunk by chunk; raises what `ask` raises."""
+        if self.host.weights.active != "policy":
+            return self.local.write(parts)
+        family, most = self.host.family, self.host.config.forward_rows
+        chunks = [(own, table) for asked, table in parts for own in chunks_of(asked, family.rows_at(most, table.size))]
+        if any(table.plan.base_from is not None for _, table in chunks):
+            return self.local.write(chunks)
+        found = [replace(cast(Sampled, one), requests=own) for one, (own, _) in zip(self.ask(chunks), chunks, strict=True)]
+        for one in found:
+            refuse_mixed([(request.seed, i) for request in one.requests for i in request.numbers], one.keys)
+        return found
+
+
+def chunks_of(requests: Sequence[Request], most: int) -> Iterator[list[Request]]:
+    """Whole requests in their order, of at most `most` rows together, or one alone."""
+    chunk, rows = list[Request](), 0
+    for request in requests:
+        if chunk and rows + request.count > most:
+            yield chunk
+            chunk, rows = [], 0
+        chunk.append(request)
+        rows += request.count
+    if chunk:
+        yield chunk

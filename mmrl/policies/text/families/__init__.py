@@ -1,19 +1,16 @@
-"""One small file per kind of vision-language model; `family_of(config)` picks by `config.model_type`."""
+"""The kinds of models that write; `family_of(config)` picks by `config.model_type`."""
 
 from typing import Any
 
 from mmrl.policies.text.families.base import Family, Media, belongs
-from mmrl.policies.text.families.gemma import Gemma3
-from mmrl.policies.text.families.gemma4 import Gemma4, gemma4
+from mmrl.policies.text.families.gemma import Gemma3, Gemma4, gemma4
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.glm import Glm4v
 from mmrl.policies.text.families.hearing import GraniteSpeech, Hearing, Phi4
-from mmrl.policies.text.families.idefics import Idefics, SmolVLM
-from mmrl.policies.text.families.internvl import InternVL
-from mmrl.policies.text.families.llava_onevision import LlavaOnevision
 from mmrl.policies.text.families.qwen_omni import Qwen3Omni, QwenOmni
 from mmrl.policies.text.families.qwen_vl import BOX_SPACES, QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
+from mmrl.policies.text.families.tiles import Idefics, InternVL, LlavaOnevision, SmolVLM
 from mmrl.policies.text.families.voxtral import Voxtral
 
 FAMILIES: dict[str, type[Family]] = {

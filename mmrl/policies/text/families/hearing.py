@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.policies.text.families.base import Core, HubProcessor, Media, parameters_of
+from mmrl.policies.text.families.base import Core, HubProcessor, Media, parameters_of, write_sounds
 from mmrl.policies.text.families.generic import COUNTS, Generic
-from mmrl.policies.text.families.sounds import write_sounds
 
 JOINED = """\
 {%- set joined = namespace(chat=[], text='') -%}

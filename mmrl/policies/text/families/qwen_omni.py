@@ -9,9 +9,8 @@ from jaxtyping import Int, Real
 from torch import Tensor
 
 from mmrl.answers.spans.sounds import Ear
-from mmrl.policies.text.families.base import Core, Media
+from mmrl.policies.text.families.base import Core, Media, write_sounds
 from mmrl.policies.text.families.qwen_vl import CLOSE, VIDEO_KEYS, QwenVL, after_clips
-from mmrl.policies.text.families.sounds import write_sounds
 from mmrl.policies.video.decode import Frames
 
 MASK = "feature_attention_mask"

@@ -1,8 +1,9 @@
 """Sampling completions: prompts are read once, their cache is expanded to the samples, one loop decodes all rows."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from mmrl.policies.shared.compiled import compiled_whole, uncompiled
 from mmrl.policies.shared.weights import Weights
+from mmrl.policies.shared.workers.remote import Remote, refuse_mixed
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.kept import Keeping, Past, layers_of
 from mmrl.policies.text.net import Cache, TextNet
@@ -321,3 +323,29 @@ class LocalGenerator(Generator):
             shares=host.net.shares,
             shown=tuple(shown) if all(one.past is not None for one in shown) else (),
         )
+
+
+class RemoteGenerator(Remote[TextHost, LocalGenerator], Generator):
+    """Writes in other processes, chunk by chunk as the policy cuts them."""
+
+    def write(
+        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
+    ) -> Completions:
+        """The completions of one chunk."""
+        return next(self.write_all([(prompts, prompt_index, seeds, sampling)]))
+
+    @in_span("generate")
+    def write_all(self, parts: Iterable[Part]) -> Iterator[Completions]:
+        """The completions of several chunks; raises what `ask` raises."""
+        if self.host.weights.active != "policy":
+            return (self.local.write(*part) for part in parts)
+        chunks = [([bare(one) for one in prompts], list(index), list(seeds), how) for prompts, index, seeds, how in parts]
+        answers = [cast("tuple[list[Seed], Completions]", one) for one in self.ask(chunks)]
+        for (_, _, seeds, _), (wrote, _) in zip(chunks, answers, strict=True):
+            refuse_mixed(seeds, wrote)
+        return (completions for _, completions in answers)
+
+
+def bare(prompt: Encoded) -> Encoded:
+    """A prompt as the network reads it, without what it was made of."""
+    return replace(prompt, prompt=None, views={}, pictures=(), short_ids=None, past=None)

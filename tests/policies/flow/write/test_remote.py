@@ -12,7 +12,7 @@ from mmrl.app.run.build import Job, build
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import SigmaTable
-from mmrl.policies.flow.write.remote import RemoteGenerator, chunks_of
+from mmrl.policies.flow.write.generate import RemoteGenerator, chunks_of
 from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import WorkerProcess
 from mmrl.training.checkpoints.state import copy_state

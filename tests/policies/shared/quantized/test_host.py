@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mmrl.lab.tiny.text.vlms import build
-from mmrl.policies.shared.meta_models import size_of
+from mmrl.policies.shared.dry_run import size_of
 from mmrl.policies.shared.quantized.host import HostEmbedding, host_weights
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmrl.policies.shared.meta_models import fake_weights
+from mmrl.policies.shared.dry_run import fake_weights
 from mmrl.policies.shared.quantized.layer import (
     Nf4Linear,
     Product,

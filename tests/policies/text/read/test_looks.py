@@ -14,7 +14,7 @@ from mmrl.core.samples import answer_text
 from mmrl.core.types import Observation, Prompt, Reading, Request, Rollouts
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.policies.text.read.looks.rhythm import RHYTHM, local_and_global, middle_layers
+from mmrl.policies.text.read.looks import RHYTHM, local_and_global, middle_layers
 from mmrl.policies.text.write.generate import Completions, LocalGenerator
 from mmrl.runtime.tensors import stack_ragged
 from tests.support.text_policies import make, picture, text_trace

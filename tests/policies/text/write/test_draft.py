@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmrl.core.types import Prompt, Request
-from mmrl.policies.shared.interventions import in_precision
+from mmrl.policies.shared.hypotheses import in_precision
 from mmrl.policies.shared.lora import LoraSettings, casting_layers
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.write.draft import Draft, Stops

@@ -20,8 +20,7 @@ from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import QuantizedSettings
-from mmrl.policies.text.write.generate import Generation
-from mmrl.policies.text.write.remote import bare
+from mmrl.policies.text.write.generate import Generation, bare
 from mmrl.runtime.blame import UnavailableError
 from tests.support.each import for_each
 from tests.support.text_policies import FP32_BOUND, picture, prompts, text_trace

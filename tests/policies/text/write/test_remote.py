@@ -12,8 +12,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.policies.shared.workers.crew import Job as Asked
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.policies.text.write.generate import LocalGenerator
-from mmrl.policies.text.write.remote import RemoteGenerator
+from mmrl.policies.text.write.generate import LocalGenerator, RemoteGenerator
 from mmrl.runtime.blame import UnavailableError
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.text_policies import mixed

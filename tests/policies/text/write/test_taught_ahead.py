@@ -18,7 +18,7 @@ from mmrl.core.types import Reading, Rollouts, Target
 from mmrl.engine.generator import VllmGenerator
 from mmrl.lab.tiny.text import vlms
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
-from mmrl.policies.text.write.remote import RemoteGenerator
+from mmrl.policies.text.write.generate import RemoteGenerator
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.fake_engines import engines
 from tests.support.text_policies import text_trace

@@ -1,19 +1,52 @@
 """Qwen-Image-2.1: one stream of tokens that sees words and sources as they are at time 0, pictures with an alpha channel."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
+from mmrl.flow.path import Sigmas
 from mmrl.flow.sigmas import DynamicShift, Spacing
 from mmrl.policies.flow.families.base import SOURCE, Condition, Conditions, PipelineCall, Times, token_count
+from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.qwen.image import QwenParts
 from mmrl.policies.flow.families.sources import tokens_of
-from mmrl.policies.flow.families.tables import OwnTable
 from mmrl.policies.flow.sizes import Grid
+
+
+@dataclass(frozen=True)
+class OwnTable(DynamicShift):
+    """A dynamic shift in the float32 of diffusers' scheduler, bit for bit; the formula in float64 differs from it by 1e-7."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The scheduler's config."""
+    listed: tuple[float, ...] = ()
+    """Sigmas before the shift that its makers give for this many steps; (): none."""
+
+    @classmethod
+    def of(cls, shift: DynamicShift, settings: Mapping[str, Any], listed: Sequence[float] = ()) -> "OwnTable":
+        """The table of a scheduler whose shift this is."""
+        return cls(**{own.name: getattr(shift, own.name) for own in fields(shift)}, settings=settings, listed=tuple(listed))
+
+    def grid(self, num_steps: int) -> Sigmas:
+        """The listed sigmas for as many steps, an even grid for others."""
+        found = self.listed if len(self.listed) == num_steps else np.linspace(1.0, 1 / num_steps, num_steps)
+        return torch.tensor([*found, 0.0], dtype=torch.float64)
+
+    def sigmas(self, grid: Sigmas, image_tokens: int | None = None, num_steps: int | None = None) -> Sigmas:
+        """Raises ValueError where DynamicShift does."""
+        if image_tokens is None or len(grid) < 3:
+            return super().sigmas(grid, image_tokens, num_steps)
+        scheduler = getattr(import_module("diffusers"), EULER).from_config(dict(self.settings))
+        scheduler.set_timesteps(sigmas=grid[:-1].tolist(), mu=self.mu(image_tokens))
+        return scheduler.sigmas
+
 
 SLOTS = "slots"
 """Which tokens of a text stand for pictures, each for 2 x 2 latents: (tokens), bool."""

@@ -1,1 +1,0 @@
-"""Wan, from words and from a first frame."""

@@ -1,1 +1,0 @@
-"""Quantities of a reading that take a forward of their own."""
