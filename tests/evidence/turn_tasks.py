@@ -113,8 +113,7 @@ class Playing(Counted):
         self.sampled += len(fresh) - self.shared // self.most
         self.shared %= self.most
         tokens, draws = torch.full((len(rows), self.length), STOP), uniform(rows, self.length)
-        trace = Steps({"tokens": tokens, **self._vectors([request for request, _ in rows])})
-        trace.tensors["position"] = torch.eye(self.length).expand(len(rows), -1, -1)
+        trace = Steps({"tokens": tokens, **self._seen(requests)})
         for t in range(self.length):
             probs = self._logprobs("policy", trace, "shown")[:, t].exp()
             drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=STOP)

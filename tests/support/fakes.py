@@ -143,44 +143,48 @@ class FakeTextPolicy(OfNets):
         rows = [(request, i) for request in requests for i in range(request.count)]
         tokens = torch.zeros(len(rows), self.length, dtype=torch.long)
         begun = [begun_by(request.given, self.length) for request, _ in rows]
-        trace = Steps({"tokens": tokens, **self._vectors([request for request, _ in rows])})
-        trace.tensors["position"] = torch.eye(self.length).expand(len(rows), -1, -1)
+        trace = Steps({"tokens": tokens, **self._seen(requests)})
         draws = uniform(rows, self.length)
+        heat = torch.tensor([request.tempering.temperature or 1.0 for request, _ in rows]).view(-1, 1, 1)
         for t in range(self.length):
-            heat = torch.tensor([request.tempering.temperature or 1.0 for request, _ in rows]).view(-1, 1, 1)
             probs = warmed(self._logprobs("policy", trace, "shown", heat)[:, t], [request for request, _ in rows]).exp()
             drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=len(LETTERS) - 1)
-            tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
-            for row, (request, _), given in zip(tokens, rows, begun, strict=True):
-                row[t] = letter_at(t, request, given, int(row[t]))
+            letters = (probs.argmax(-1) if sampling == "greedy" else drawn).tolist()
+            for row, ((request, _), given) in enumerate(zip(rows, begun, strict=True)):
+                letters[row] = letter_at(t, request, given, letters[row])
+            tokens[:, t] = torch.tensor(letters, dtype=torch.long)
         stop = tokens == len(LETTERS) - 1
         mask = stop.long().cumsum(1) - stop.long() == 0
         logprobs = self._logprobs("policy", trace, "shown").gather(-1, tokens[..., None])[..., 0]
-        for noted, given in zip(logprobs, begun, strict=True):
-            noted[: len(given)] = torch.nan
         logprobs[torch.tensor([not is_recorded(request) for request, _ in rows], dtype=torch.bool)] = torch.nan
-        for noted, (request, _) in zip(logprobs, rows, strict=True):
-            if request.given is not None and request.given.is_row:
-                noted[:] = torch.nan
-                noted[: len(request.given.logprobs)] = torch.tensor(request.given.logprobs)
         groups, group_ids, sample_ids = self._groups(rows, tokens, mask, begun)
-        for trains, given in zip(mask, begun, strict=True):
-            trains[: len(given)] = False
-        for trains, (request, _) in zip(mask, rows, strict=True):
-            if trained := begun_by(request.given, self.length, "policy"):
-                trains[: len(trained)] = True
+        for row, ((request, _), letters) in enumerate(zip(rows, begun, strict=True)):
+            if (given := request.given) is None:
+                continue
+            logprobs[row, : len(letters)] = torch.nan
+            if given.is_row:
+                logprobs[row] = torch.nan
+                logprobs[row, : len(given.logprobs)] = torch.tensor(given.logprobs)
+            mask[row, : len(letters)] = False
+            mask[row, : len(begun_by(given, self.length, "policy"))] = True
         kept = (sample_ids >= 0).nonzero()[:, 0]
         everything = Rollouts(groups, group_ids, sample_ids, mask, trace, {ROLLOUT_LOGPROBS: logprobs})
         return everything if len(kept) == len(rows) else everything.take(kept)
 
+    def _seen(self, requests: Sequence[Request]) -> dict[str, Tensor]:
+        """What the net sees besides letters, in a row for each sample."""
+        owners = torch.tensor([i for i, request in enumerate(requests) for _ in range(request.count)], dtype=torch.long)
+        seen = {name: x[owners] for name, x in self._vectors(list(requests)).items()}
+        return {**seen, "position": torch.eye(self.length).expand(len(owners), -1, -1)}
+
     def _vectors(self, requests: list[Request]) -> dict[str, Tensor]:
-        """What the net sees of every row's prompt: as shown while sampling, plain, and under each view."""
+        """What the net sees of every request's prompt: as shown while sampling, plain, and under each view."""
         prompts = self._prompts(requests)
         vectors = {name: torch.tensor([vector(prompt) for prompt in some]).view(-1, 3) for name, some in prompts.items()}
         return {name: x[:, None].expand(-1, self.length, -1) for name, x in vectors.items()}
 
     def _prompts(self, requests: list[Request]) -> dict[str, list[Prompt]]:
-        """Every row's prompt: as shown while sampling, as training reads it, and under each view."""
+        """Every request's prompt: as shown while sampling, as training reads it, and under each view."""
         asked = [request.shown_prompt for request in requests]
         read = [one if r.shown.trained else r.prompt for one, r in zip(asked, requests, strict=True)]
         prompts = {"plain": read}
@@ -290,8 +294,10 @@ class FakeTextPolicy(OfNets):
 
 def warmed(logprobs: Tensor, requests: Sequence[Request]) -> Tensor:
     """With each row's own rule for its tokens' temperatures."""
+    if not any(one.tempering.rule for one in requests):
+        return logprobs
     pairs = zip(logprobs.split(1), requests, strict=True)
-    return torch.cat([(one.tempering.rule or torch.Tensor.clone)(row) for row, one in pairs]) if requests else logprobs
+    return torch.cat([(one.tempering.rule or torch.Tensor.clone)(row) for row, one in pairs])
 
 
 def is_recorded(request: Request) -> bool:
