@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
-
 from mmrl.algorithms.planners.base import Remembering
 from mmrl.core.types import Group, Revision
 from mmrl.runtime.ranges import Count, NonNegative, Number, Range
@@ -123,8 +121,9 @@ class WhereUncertain(Again):
 
     def half_width(self, deviation: float, count: int) -> float:
         """h(count)."""
-        quantile = float(stats.t.ppf(0.5 + self.confidence / 2, count - 1))  # type: ignore[no-untyped-call]  # scipy ships no types
-        return quantile * deviation / math.sqrt(count)
+        from scipy.special import stdtrit
+
+        return float(stdtrit(count - 1, 0.5 + self.confidence / 2)) * deviation / math.sqrt(count)
 
     def gain(self, rewards: Sequence[float], total: int) -> tuple[float, float]:
         """How much one more sample narrows the interval, plus the bonus of a prompt with few samples."""
