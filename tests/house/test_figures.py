@@ -61,9 +61,8 @@ def files_per_folder() -> Counter[str]:
 
 def count_any(tree: ast.AST) -> int:
     """How often the name `Any` is used, imports aside; in annotations that are strings too."""
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "Any"]
-    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "Any"]
-    return len(names) + len(attributes) + sum(len(re.findall(r"\bAny\b", text)) for text in text_annotations(tree))
+    names = [getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(tree)]
+    return names.count("Any") + sum(len(re.findall(r"\bAny\b", text)) for text in text_annotations(tree))
 
 
 def text_annotations(tree: ast.AST) -> Iterator[str]:
@@ -79,8 +78,9 @@ def any_per_room(files: list[Source]) -> dict[str, float]:
     """Room -> uses of `Any` per 1,000 lines; `all` is the whole of mmrl/."""
     uses, lines = Counter[str](), Counter[str]()
     for file in files:
+        found = count_any(file.tree)
         for room in (file.room, "all"):
-            uses[room] += count_any(file.tree)
+            uses[room] += found
             lines[room] += file.lines
     return {room: 1000 * uses[room] / lines[room] for room in sorted(lines)}
 
