@@ -177,7 +177,7 @@ HACKED = FinishedTask(
 DIVERGENCE = replace(small("flow_dppo"), epochs=4)
 """Eight updates on every batch."""
 ROWS: list[Row[Any]] = [
-    Row("flow_grpo", FLOW, uncompared(FLOW), "rewards compared with nothing", POINTS, short=True),
+    Row("flow_grpo", FLOW, uncompared(FLOW), "rewards compared with nothing", POINTS),
     *(
         Row(name, small(name), PLAIN, "flow_grpo without KL", POINTS)
         for name in (

@@ -29,10 +29,10 @@ def in_place_of_the_clip(name: str) -> Row:
     return Row(name, many(name), unclipped(many(name)), f"REINFORCE, {STALE} updates per step as here", tasks.PAIRS)
 
 
-def advantage_row(name: str, task: Task, *, short: bool = False, **twin: object) -> Row:
+def advantage_row(name: str, task: Task, **twin: object) -> Row:
     """An advantage of its own against that of grpo."""
     preset = PRESETS[name]
-    return Row(name, preset, replace(preset, advantage=GROUP, **twin), "advantages of grpo", task, short=short)  # type: ignore[arg-type]
+    return Row(name, preset, replace(preset, advantage=GROUP, **twin), "advantages of grpo", task)  # type: ignore[arg-type]
 
 
 TRUST = ("gspo", "gspo_token", "cispo", "sapo", "vespo", "gmpo", "dppo", "dro", "rec", "r2vpo", "disco", "nft_text")
@@ -40,7 +40,7 @@ ROWS = [
     Row("grpo", PRESETS["grpo"], uncompared(PRESETS["grpo"]), "rewards compared with nothing", tasks.GUESS),
     Row("dr_grpo", PRESETS["dr_grpo"], replace(PRESETS["dr_grpo"], aggregation=SequenceMean(), advantage=GROUP),
         "division by the deviation and by the length", tasks.UNSOLVABLE),
-    Row("dapo", PRESETS["dapo"], replace(PRESETS["dapo"], shaping=()), "no penalty for length", tasks.OVERLONG, short=True),
+    Row("dapo", PRESETS["dapo"], replace(PRESETS["dapo"], shaping=()), "no penalty for length", tasks.OVERLONG),
     Row("dapo", PRESETS["dapo"], replace(PRESETS["dapo"], planner=Once()), "every prompt sampled once", tasks.TOO_EASY,
         changes={"prompts_per_step": 12}),
     Row("rloo", PRESETS["rloo"], uncompared(PRESETS["rloo"]), "rewards compared with nothing", tasks.NOISY),
@@ -68,7 +68,7 @@ ROWS = [
     advantage_row("a_grae", tasks.HARD),
     advantage_row("seed_grpo", tasks.NOISY),
     advantage_row("copo", tasks.HARD),
-    advantage_row("polychromic", tasks.RARE, short=True),
+    advantage_row("polychromic", tasks.RARE),
     advantage_row("adora", tasks.LONG),
     Row("drpo", PRESETS["drpo"], PRESETS["disco"], "all right answers alike", tasks.SHORT),
     Row("llds", many("llds"), replace(many("llds"), objective=((1.0, Clip()),)), "no penalty", tasks.PAIRS),

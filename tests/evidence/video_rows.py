@@ -121,7 +121,7 @@ ROWS = [
     Row("reg_grpo", PRESETS["reg_grpo"], unclipped(PRESETS["reg_grpo"]), "REINFORCE, four updates per step as here", GUESS),
     Row("deepvideo_r1", watchful(), PRESETS["reg_grpo"], "reg_grpo on the prompts as they are", HINTS),
     Row("t_grpo", PRESETS["t_grpo"], without("t_grpo", shaping=(), planner=Once()), "no probes and no bonus", ORDER),
-    Row("temp_samp_r1", truthful(), without("temp_samp_r1", planner=Once(), shaping=()), "no given answer", HINTS, short=True),
+    Row("temp_samp_r1", truthful(), without("temp_samp_r1", planner=Once(), shaping=()), "no given answer", HINTS),
     Row("grpo_care", PRESETS["grpo_care"], without("grpo_care", shaping=()), "no bonus", NOISY),
     Row("papo", PRESETS["papo"], without("papo", objective=PRESETS["papo"].objective[:2]), "the clip and the KL alone", LOOK),
 ]
