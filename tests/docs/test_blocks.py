@@ -52,8 +52,8 @@ NOT_MMRL = {
 }
 """First word -> why the command is not checked."""
 LAUNCHERS = ("torchrun", "accelerate", "python", "python3", "srun")
-RUN_HERE = ("ls", "show", "cp", "doctor", "data check", "data convert", "data split", "reward score", "reward test")
-"""Commands that run in a test; the others parse, and their configs and options resolve."""
+RUN_HERE = ("ls", "show", "cp", "data check", "data convert", "data split", "reward score", "reward test")
+"""Commands that run here; the others parse, and their configs and options resolve. tests/app/test_cli.py runs `doctor`."""
 RUN_WHOLE = ("docs/how_to/first_day.md", "docs/how_to/drive.md")
 """Pages whose every command is run by a test of their own."""
 PLACEHOLDER = re.compile(r"^(\.\.\.|key=value|KEY=VALUE|[A-Z][A-Z_]*)$")
