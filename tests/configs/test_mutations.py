@@ -1,14 +1,13 @@
 """Slips in shipped configs are refused, with the right word suggested: keys, names of parts, overrides, kinds of values."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.each import for_each
+from tests.support.forked import run
 from tests.support.mutations import refusal, tables
 
 ROOT = Path(__file__).parents[2]
@@ -17,8 +16,7 @@ TABLES = tables()
 
 def outcomes(*count: str) -> dict[str, dict[str, Any]]:
     """Of a process of its own, so that no test meets what a refused config leaves behind."""
-    words = [sys.executable, "-m", "tests.support.mutations", *count]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run("-m", "tests.support.mutations", *count, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

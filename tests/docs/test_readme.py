@@ -1,16 +1,14 @@
 """What the README tells a newcomer to type works as typed, on a tiny model in place of the big one."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from mmrl.algorithms.presets import PRESETS
+from tests.support import forked
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -38,9 +36,7 @@ def newcomer(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, command: str) -> str:
-    words = [sys.executable, "-m", *command.split()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = forked.run("-m", *command.split(), cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

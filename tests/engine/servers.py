@@ -89,7 +89,7 @@ def policies_on(servers: Sequence[FakeEngine]) -> Iterator[list[TextPolicy]]:
     made: list[TextPolicy] = []
     yield made
     for engine in servers:
-        if engine.process.poll() is None:
+        if engine.process.runs:
             engine.order()
     for policy in made:
         server_of(policy).close()

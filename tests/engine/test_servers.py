@@ -394,7 +394,7 @@ def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(m
     killer.start()
     assert tokens(policy.rollout(mixed())) == expected
     killer.join()
-    two[1].kill()
+    two[1].process.kill()
     with pytest.raises(EngineUnavailableError, match=r"no engine answers \(.*start it again"):
         policy.rollout(mixed())
     move(policy)
@@ -406,4 +406,4 @@ def kill_in_a_request(engine: FakeEngine) -> None:
     """SIGKILL to a server that has a request and has not answered it."""
     while not engine.told()["waiting"]:
         time.sleep(0.05)
-    engine.kill()
+    engine.process.kill()

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.fake_engines import ask, engines, make_environment
+from tests.support.forked import heard
 
 CONFIG = """
 steps = 3
@@ -167,16 +166,16 @@ def test_a_stop_does_not_wait_for_the_server(config, tmp_path, ahead):
     with engines(config().config.policy.model) as (engine,):
         there = f'policy.engine.url=["{engine.url}"]', "policy.engine.timeout_s=6000.0", "steps=1000", "evaluation.seen=0"
         words = ["train", str(tmp_path / "run.toml"), *there, f"ahead={ahead}", f"output={folder}"]
-        run = subprocess.Popen([sys.executable, "-m", "mmrl", *words], stderr=subprocess.PIPE, text=True)
-        assert run.stderr is not None
-        said = next(line for line in run.stderr if line.startswith("step 1/"))
-        engine.order(hold=True)
-        while not engine.told()["waiting"]:
-            time.sleep(0.02)
-        run.send_signal(signal.SIGINT)
-        said += run.communicate(timeout=100)[1]
+        with heard("-m", "mmrl", *words) as (run, output):
+            said = next(line for line in output if line.startswith("step 1/"))
+            engine.order(hold=True)
+            while not engine.told()["waiting"]:
+                time.sleep(0.02)
+            os.kill(run.pids[0], signal.SIGINT)
+            code = run.wait(100)
+            said += output.read()
         assert engine.told()["waiting"], "the server has answered nothing"
-    assert run.returncode == 0 and "Traceback" not in said
+    assert code == 0 and "Traceback" not in said
     assert f"saved after step {Checkpoints(folder / 'checkpoints').steps()[-1]}" in said
 
 

@@ -1,16 +1,14 @@
 """docs/one_step.md names files that a real step enters, and a step enters few files."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.house.test_docs_paths import ROOMS
 from tests.house.test_figures import LIMITS
+from tests.support.forked import run
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "one_step.md").read_text()
@@ -21,9 +19,8 @@ FILE = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w/]+\.py)`")
 @pytest.fixture(scope="module")
 def entered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Config -> the files of mmrl/ that the warm second step of its run enters."""
-    command = [sys.executable, str(Path(__file__).parent / "programs" / "step_files.py"), *CONFIGS]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MMRL_CACHE": str(tmp_path_factory.mktemp("cache"))}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment, check=False)
+    program, cache = Path(__file__).parent / "programs" / "step_files.py", str(tmp_path_factory.mktemp("cache"))
+    done = run(str(program), *CONFIGS, cwd=ROOT, variables=[{"MMRL_CACHE": cache}])
     assert done.returncode == 0, done.stderr[-2000:]
     return {name: set(files) for name, files in json.loads(done.stdout.splitlines()[-1]).items()}
 

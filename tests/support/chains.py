@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ import torch
 
 from mmrl.app.run.folder import RunDir
 from mmrl.training.callbacks import Callback, Examples
-
-ROOT = Path(__file__).parents[2]
+from tests.support.forked import run
 
 
 class Killer(Callback):
@@ -36,9 +33,7 @@ def killed(module: str, folder: Path, step: int, resume: bool = False) -> None:
         "folder, step, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == 'True'; "
         "run_job(resolved(folder), folder if resume else None, watchers=lambda config: [Killer(step)])"
     )
-    words = [sys.executable, "-c", program, str(folder), str(step), str(resume)]
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    done = subprocess.run(words, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    done = run("-c", program, str(folder), str(step), str(resume))
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
 
 

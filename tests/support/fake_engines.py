@@ -1,8 +1,6 @@
 """Fake vLLM servers for tests: an environment that mmrl can start one from, and servers that run already."""
 
 import json
-import os
-import subprocess
 import sys
 import time
 import urllib.request
@@ -12,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked import Beside, beside
 from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +41,7 @@ class FakeEngine:
     """A fake server that runs."""
 
     url: str
-    process: "subprocess.Popen[bytes]"
+    process: Beside
 
     def told(self) -> dict[str, Any]:
         """What it remembers and what it was asked."""
@@ -52,11 +51,6 @@ class FakeEngine:
         """What is to go wrong from now on; nothing without arguments."""
         ask(self.url, "/fake", faults or {"hold": False})
 
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
-        self.process.wait()
-
 
 @contextmanager
 def engines(model: str, count: int = 1, more: Sequence[str] = FILES, port: int = 0) -> Iterator[list[FakeEngine]]:
@@ -65,24 +59,23 @@ def engines(model: str, count: int = 1, more: Sequence[str] = FILES, port: int =
     try:
         for _ in range(count):
             port = port or free_ports(1)
-            words = [sys.executable, "-m", "tests.support.fake_vllm", "serve", model, "--port", str(port), *SERVE, *more]
-            process = subprocess.Popen(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
-            started.append(FakeEngine(f"http://127.0.0.1:{port}", process))
+            words = ("-m", "tests.support.fake_vllm", "serve", model, "--port", str(port), *SERVE, *more)
+            started.append(FakeEngine(f"http://127.0.0.1:{port}", beside(*words, cwd=ROOT)))
             port = 0
         for engine in started:
             wait_for(engine)
         yield started
     finally:
         for engine in started:
-            engine.kill()
+            engine.process.kill()
 
 
 def wait_for(engine: FakeEngine) -> None:
     """Wait until a server answers, as long as its process lives."""
-    while engine.process.poll() is None:
+    while engine.process.runs:
         try:
             ask(engine.url, "/health")
             return
         except OSError:
             time.sleep(0.1)
-    raise RuntimeError(f"the fake server ended with {engine.process.returncode}")
+    raise RuntimeError("the fake server has ended")

@@ -12,12 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).parents[2]
 Variables = Mapping[str, str]
@@ -59,15 +60,52 @@ class Running:
         return int(link.recv(99))
 
 
-def begin(words: Sequence[str], cwd: Path | str, variables: Sequence[Variables], out: int, err: int) -> Running:
+def begin(
+    words: Sequence[str], cwd: Path | str, variables: Sequence[Variables], out: int, err: int, is_waited_for: bool = True
+) -> Running:
     """Start the program once for each set of variables beside those of this process. `wait` for it before the next one begins."""
-    order = {"words": words, "cwd": os.path.abspath(cwd), "variables": [{**os.environ, **one} for one in variables]}
+    places = {"cwd": os.path.abspath(cwd), "variables": [{**os.environ, **one} for one in variables]}
+    order = {"words": words, **places, "is_waited_for": is_waited_for}
     link = server().link
     socket.send_fds(link, [json.dumps(order).encode()], [out, err])
     # a number is how a program ended that nobody waited for
     while isinstance(pids := json.loads(link.recv(9999)), int):
         continue
     return Running(pids)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A program that goes on beside others until it is killed; how it ended is not known."""
+
+    pid: int
+    handle: int
+
+    @property
+    def runs(self) -> bool:
+        return not select.select([self.handle], [], [], 0)[0]
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+        select.select([self.handle], [], [])
+
+
+def beside(*words: str, cwd: Path | str = ".") -> Beside:
+    """Start the program, which prints where this process does, and go on."""
+    [pid] = begin(words, cwd, [{}], 1, 2, is_waited_for=False).pids
+    return Beside(pid, os.pidfd_open(pid))
+
+
+@contextmanager
+def heard(*words: str, cwd: Path | str = ".") -> Iterator[tuple[Running, TextIO]]:
+    """A program, and what it prints while it runs."""
+    read, write = os.pipe()
+    running = begin(words, cwd, [{}], write, write)
+    os.close(write)
+    with open(read, errors="replace") as output:
+        yield running, output
 
 
 def run(
@@ -99,7 +137,8 @@ def serve(link: socket.socket) -> list[str]:
         for pipe in pipes:
             os.close(pipe)
         link.send(json.dumps(children).encode())
-        link.send(str(ended(children)).encode())
+        if order["is_waited_for"]:
+            link.send(str(ended(children)).encode())
 
 
 def become(variables: dict[str, str], cwd: str) -> None:
@@ -118,6 +157,8 @@ def ended(children: list[int]) -> int:
     left, found = set(children), 0
     while left:
         pid, status = os.wait()
+        if pid not in left:
+            continue
         left.discard(pid)
         code = os.waitstatus_to_exitcode(status)
         if code and not found:

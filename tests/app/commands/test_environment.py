@@ -3,9 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from mmrl.app.inspect.ls import listing
 from mmrl.app.inspect.show import description
 from tests.support.command import run_here
 from tests.support.each import for_each
+from tests.support.forked import heard
 
 WORLDS = """
 import random
@@ -152,19 +150,14 @@ def test_one_that_cannot_be_closed_is_logged(desk: Path, caplog: pytest.LogCaptu
 
 def test_a_users_ctrl_c_leaves_even_where_the_world_raises_another_interrupt(desk: Path):
     (desk / "ways.py").write_text(WAYS)
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    command, lines = [sys.executable, "-m", "mmrl", "environment", "test", "ways.py:Waits", *WORDS], list[str]()
-    # where a shell runs the tests in its background, interrupts are ignored below it
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=desk, env=env, preexec_fn=heard
-    ) as program:
-        assert program.stdout is not None
-        for line in program.stdout:
+    lines = list[str]()
+    with heard("-m", "mmrl", "environment", "test", "ways.py:Waits", *WORDS, cwd=desk) as (program, output):
+        for line in output:
             lines.append(line)
             if line == "here\n":
-                program.send_signal(signal.SIGINT)
-    assert program.returncode == 130 and "here\n" in lines, (program.returncode, lines)
+                os.kill(program.pids[0], signal.SIGINT)
+        code = program.wait()
+    assert code == 130 and "here\n" in lines, (code, lines)
 
 
 @pytest.mark.parametrize(
