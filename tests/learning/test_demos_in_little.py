@@ -1,6 +1,6 @@
 """Every demo on its whole way, both parts a few steps long: its report, its samples, and what its export loads into.
 
-That they learn is shown by `make evidence`, and here by the small demo of edits (test_demo_edit.py).
+That they learn is shown by `make evidence`.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 from mmrl.app.config import run as configs
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
-from mmrl.data.drawn import digit_text, gliding, shapes
+from mmrl.data.drawn import digit_text, gliding, shape_edits, shapes
 from mmrl.data.drawn.sounds import tones
 from mmrl.lab import demos
 
@@ -119,6 +119,14 @@ def test_gliding_shapes(demo: Callable[[str], RunDir], tmp_path: Path):
     assert {sample["text"] for sample in samples} == {glide.caption for glide in gliding.HELD_OUT}
     assert all((run.samples / sample["video"]["clip"]).is_file() for sample in samples)
     assert "data:video/mp4;base64," in run.report_file.read_text()
+    assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
+
+
+@pytest.mark.slow
+def test_edits(demo: Callable[[str], RunDir], tmp_path: Path):
+    run = demo("edit")
+    assert {sample["text"] for sample in held_out(run)} <= {instruction.text for instruction in shape_edits.INSTRUCTIONS}
+    assert '<p class="label">source</p>' in run.report_file.read_text()
     assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
 
 

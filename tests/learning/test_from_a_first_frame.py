@@ -10,7 +10,8 @@ from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.data.drawn.gliding import Glides
 from mmrl.lab.tiny.flow.clip_generator import warm_start
-from tests.learning.test_demo_t2v import SIDE, SMALL
+from tests.learning.test_demos_learn import SIDE
+from tests.learning.test_demos_learn import SMALL_CLIPS as SMALL
 
 
 @pytest.mark.evidence
