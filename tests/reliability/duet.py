@@ -7,12 +7,13 @@ the imports, and are killed with SIGKILL; `mmrl alternate` is given again after 
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmrl.app.commands import alternate as verbs
 from tests.reliability import soak
-from tests.reliability.soak import Moment, arm, prepare, result, waited_for
+from tests.reliability.soak import Moment, attempt, prepare, result
 
 SMALL = ["prompts_per_step=2", "save_every=1", "samples_every=1", "evaluation.num_prompts=2", "algorithm.group_size=2"]
 SOURCE = '{ use = "prompts", texts = ["a red fox", "a blue door", "a green hill"] }'
@@ -62,7 +63,7 @@ def play(folder: Path, kills: list[tuple[str, Moment]]) -> int:
         given = words[4:]
         who = given[given.index("--resume" if "--resume" in given else "--output") + 1]
         moment = left.pop(0)[1] if left and left[0][0] == who else None
-        return subprocess.CompletedProcess(words, -turn(given, moment))
+        return subprocess.CompletedProcess(words, -attempt(partial(train, given), moment, Path("log.txt")))
 
     verbs.subprocess = soak.Proxy(subprocess, run=run)  # pyright: ignore[reportAttributeAccessIssue]
     times = 0
@@ -73,29 +74,6 @@ def play(folder: Path, kills: list[tuple[str, Moment]]) -> int:
     if left:
         raise SystemExit(f"nobody came to {left}")
     return times
-
-
-def turn(words: list[str], moment: Moment | None) -> int:
-    """Train as `mmrl train WORDS` in a process of its own; the number of the signal that ended it, or 0."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            if moment is not None:
-                arm(moment)
-            train(words)
-            code = 0
-        except BaseException:  # noqa: BLE001 - the fork must not run what comes after in its parent
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return waited_for(child, moment, Path("log.txt"))
 
 
 def train(words: list[str]) -> None:

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,8 @@ def prepare() -> None:
     assert Accelerator is not None
 
 
-def attempt(kind: str, folder: Path, steps: int, moment: Moment | None, log: Path) -> int:
-    """Begin or go on in a process of its own; the number of the signal that ended it, or 0."""
+def attempt(work: Callable[[], None], moment: Moment | None, log: Path) -> int:
+    """Work in a process of its own; the number of the signal that ended it, or 0."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -164,7 +165,7 @@ def attempt(kind: str, folder: Path, steps: int, moment: Moment | None, log: Pat
             os.dup2(descriptor, 2)
             if moment is not None:
                 arm(moment)
-            begin_or_go_on(kind, folder, steps)
+            work()
             code = 0
         except BaseException:  # noqa: BLE001 - the fork must not run what comes after in its parent
             import traceback
@@ -302,7 +303,7 @@ def soak(kind: str, plan: Sequence[Moment], steps: int, place: Path) -> Tally:
         while not finished:
             moment = left.pop(0) if left else None
             tally.resumes += (folder / "config.toml").exists()
-            killed = attempt(kind, folder, steps, moment, place / "log.txt")
+            killed = attempt(partial(begin_or_go_on, kind, folder, steps), moment, place / "log.txt")
             finished = not killed
             if moment is not None and finished:
                 # a fast machine was done before the clock struck
