@@ -78,8 +78,8 @@ class Card:
 
     def reset(self) -> None:
         """Forget what is dead, and the most memory seen."""
-        gc.collect()
         if self.is_cuda:
+            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 

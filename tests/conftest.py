@@ -1,6 +1,7 @@
 """Shared by all tests: one thread, offline, and quiet; a cache of tiny models, and an empty working directory."""
 
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,6 +11,15 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems() -> None:
+    """Let what hypothesis draws depend on no constants of whichever files are imported, which it would read for seconds."""
+    if "hypothesis" in sys.modules:
+        from hypothesis.internal.conjecture import providers
+
+        providers.is_local_module_file = lambda path: False
 
 
 @pytest.fixture(scope="session")

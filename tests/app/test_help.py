@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import typer
@@ -25,6 +26,7 @@ def mmrl(*words: str, **environment: str) -> str:
     return done.stdout
 
 
+@cache
 def commands() -> dict[str, Any]:
     """Name -> command, those of groups too."""
     top: Any = typer.main.get_command(app)

@@ -34,8 +34,13 @@ def name_of(file: Path) -> str:
 
 
 def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
-    """Every call of a file, by the text of what is called."""
-    return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    """Every call of a file, by the dotted name of what is called."""
+    return [(dotted(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def dotted(node: ast.expr) -> str:
+    """The name of what is called, with a dot in front where it belongs to something without one."""
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def top_imports(tree: ast.AST) -> set[str]:
