@@ -22,6 +22,7 @@ from mmrl.runtime import workers
 from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import SilenceTimer, WorkerError, stopped_by
 from mmrl.training.checkpoints.save import Checkpoints
+from tests.support.forked import run
 from tests.support.text_policies import make
 from tests.support.videos import even, write_video
 
@@ -204,14 +205,10 @@ def test_a_rollout_tells_whose_clip_killed_the_worker(tiny, clip, doomed):
 def test_a_run_whose_workers_are_killed_ends_with_a_sentence_and_keeps_its_checkpoint(tmp_path, doomed):
     """No traceback and exit code 2: nothing of it is a bug of mmrl."""
     folder = tmp_path / "run"
-    doom = doomed(signal.SIGKILL, 1000, str(folder / "checkpoints"))
+    doomed(signal.SIGKILL, 1000, str(folder / "checkpoints"))
     words = ["steps=5", "save_every=1", "evaluate_every=0", "prompts_per_step=2", "algorithm.group_size=2"]
     words += ["policy.sampling.max_new_tokens=2", "policy.video.cache_mb=0", f"output={str(folder)!r}"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(doom), str(ROOT)]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mmrl", "train", "tiny/clips", *words],
-        capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env, check=False,
-    )  # fmt: skip
+    done = run("-m", "mmrl", "train", "tiny/clips", *words, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     said = " ".join(done.stderr.split())
     assert "Traceback" not in said and said.count("mmrl: prompt ") == 1
@@ -253,6 +250,4 @@ def test_prefetch_decodes_while_the_policy_does_something_else(tiny, clip):
 
 def test_workers_import_no_torch():
     code = "import sys; import mmrl.policies.video.decode, mmrl.runtime.workers; sys.exit('torch' in sys.modules)"
-    import subprocess
-
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
