@@ -95,12 +95,16 @@ def family(model: str) -> str:
 
 
 def one_of_each(names: Sequence[str], kinds: Mapping[str, str]) -> list[Any]:
-    """The first config of every kind of model, by a part of the model's name; the others are evidence."""
+    """The first config of every kind of model, by a part of the model's name; the others are evidence.
+
+    A model that begins with a picture is of the kind of the one that begins without.
+    """
     seen: set[str] = set()
     cases: list[Any] = []
     for listed in (listed for listed in all_configs() if listed.name in names):
         model = Table.read(listed.file).values["policy"]["model"]
         kind = next(kind for part, kind in kinds.items() if part in model)
+        kind = kind.removesuffix("_i2v")
         cases.append(pytest.param(listed.name, marks=[pytest.mark.evidence] if kind in seen else []))
         seen.add(kind)
     return cases

@@ -54,6 +54,7 @@ def copy_tree(place: Path, root: Path = ROOT) -> Path:
     return place
 
 
+@cache
 def files_to_run(file: str, root: Path = ROOT) -> list[str]:
     """Test files to run for a module: those of its room and of rooms that import it, and all that import it themselves.
 
