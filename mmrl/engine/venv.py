@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmrl.runtime.cache import cache_folder
-from mmrl.runtime.disk import room_for
+from mmrl.runtime.disk import whole_file
 
 VERSION = "0.32.0"
 """The version of vLLM that `mmrl engine install` makes an environment of, and that mmrl was tried with."""
@@ -99,14 +99,8 @@ def note_begun(folder: Path) -> None:
 def note_whole(venv: Venv) -> None:
     """Mark an environment as whole, at once or not at all."""
     noted = {name: value for name, value in asdict(venv).items() if name != "folder"} | {"whole": True}
-    marker = venv.folder / MARKER
-    written = marker.with_suffix(".new")
-    try:
-        with room_for(marker):
-            written.write_text(json.dumps(noted) + "\n")
-        written.replace(marker)
-    finally:
-        written.unlink(missing_ok=True)
+    with whole_file(venv.folder / MARKER) as written:
+        written.write_text(json.dumps(noted) + "\n")
 
 
 def remove_venv(folder: Path) -> int:

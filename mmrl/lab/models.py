@@ -19,8 +19,7 @@ from mmrl.app.run.trackers import Losses, Note
 from mmrl.lab.tiny.flow import pipelines
 from mmrl.lab.tiny.taught import TAUGHT, UNTAUGHT, Pupil
 from mmrl.lab.tiny.text import janus, vlms
-from mmrl.runtime.cache import cache_folder
-from mmrl.runtime.keep import hash_of, keep
+from mmrl.runtime.cache import cache_folder, hash_of, keep
 from mmrl.runtime.process_state import keep_random_state
 from mmrl.runtime.repeating import bit_for_bit
 from mmrl.training.optim import OptimizerSettings

@@ -18,12 +18,11 @@ from mmrl.core.protocols import Planner, Policy, PromptSampler, State, Stateful
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import VALUE
 from mmrl.core.samples import Seen
-from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Status
+from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Sample, Scores, Status
 from mmrl.runtime.tensors import pad_actions
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing, PromptValues
 from mmrl.training.reference_reads import ReferenceReads
-from mmrl.training.rewards.previews import score_previews
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
 from mmrl.training.settings import TrainSettings
 
@@ -392,3 +391,42 @@ def without(rollouts: Rollouts, revision: Revision) -> Rollouts:
     rows = [i for i, pair in enumerate(rollouts.pairs()) if pair[0] not in gone and pair not in dropped]
     kept = rollouts.take(torch.tensor(rows, dtype=torch.long))
     return replace(kept, groups=tuple(group for group in rollouts.groups if group.id not in revision.drop_groups))
+
+
+def score_previews(rewards: RewardRunner, rollouts: Rollouts, scores: Scores) -> Rollouts:
+    """The rollouts whose samples hold, in place of previews, the total reward after every step (`Sample.values`).
+
+    After the last step it is the sample's own, found in `scores`; NaN where a sample has none.
+    """
+    own = dict(zip(rollouts.pairs(), scores.total().tolist(), strict=True))
+    found: dict[tuple[int, int], list[float]] = {pair: [] for pair in own}
+    steps = [(group, step) for group in rollouts.groups for step in range(min(len(one.previews) for one in group.samples))]
+    shown = [(group, replace(group, samples=previews_of(group, step), probes={})) for group, step in steps]
+    tables = rewards.score([one for _, one in shown])
+    for (group, _), table in zip(shown, tables, strict=True):
+        totals = Scores(rewards.names, table.values, table.status, rewards.weights).total()
+        for i, total in enumerate(totals.tolist()):
+            if (group.id, i) in found:
+                found[group.id, i].append(total)
+
+    def fill(group: Group) -> Group:
+        values = [(*found.get((group.id, i), ()), own.get((group.id, i), torch.nan)) for i in range(len(group.samples))]
+        samples = [
+            replace(one, previews=(), values=tuple(enumerate(each))) for one, each in zip(group.samples, values, strict=True)
+        ]
+        return replace(group, samples=tuple(samples))
+
+    return replace(rollouts, groups=tuple(map(fill, rollouts.groups)))
+
+
+def previews_of(group: Group, step: int) -> tuple[Sample, ...]:
+    """A group's samples as a step predicted them."""
+    return tuple(preview_of(sample, step) for sample in group.samples)
+
+
+def preview_of(sample: Sample, step: int) -> Sample:
+    """The sample as a step predicted it."""
+    shown = sample.previews[step]
+    kind = next((name for name in ("video", "sound") if getattr(sample, name) is not None), "image")
+    clip_with_sound = hasattr(shown, "_asdict")
+    return replace(sample, previews=(), **(shown._asdict() if clip_with_sound else {kind: shown}))

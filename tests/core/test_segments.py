@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from mmrl.core.given import StoredRow
 from mmrl.core.samples import Sample, Segment, Who, last_turn, segments_of, turn_ids
+from mmrl.core.types import StoredRow
 
 TURNS: list[tuple[Who, int]] = [
     ("policy", 2),

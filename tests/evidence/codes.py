@@ -10,7 +10,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group, Prompt, Request
 from mmrl.lab.tiny.text import janus
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
-from mmrl.runtime.keep import keep
+from mmrl.runtime.cache import keep
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings

@@ -20,7 +20,7 @@ from mmrl.core.types import Group, Prompt, Request, Sample, StoredRow
 from mmrl.lab.tiny.text import janus
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
 from mmrl.policies.codes.settings import PlanSettings
-from mmrl.runtime.keep import keep
+from mmrl.runtime.cache import keep
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from mmrl.lab.arena import lane as lane_module
-from mmrl.lab.arena.command import arena
+from mmrl.lab.arena.command import arena, half_width, is_clearly_better, standings
 from mmrl.lab.arena.contest import TASKS, Contest, check_prompts, contest_of, resolve_run
 from mmrl.lab.arena.lane import Lane, Point, Stint
-from mmrl.lab.arena.ranking import half_width, is_clearly_better, standings
 from tests.support import arena_runs
 from tests.support.each import for_each
 from tests.support.forked import run

@@ -18,8 +18,8 @@ from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.files.paths import write_jsonl
 from mmrl.engine.venv import Venv, note_whole
 from mmrl.lab.arena.lane import Lane, Point
+from mmrl.runtime.cache import keep
 from mmrl.runtime.disk import FullDiskError, room_for
-from mmrl.runtime.keep import keep
 
 LIMIT = 20
 """Bytes that a file may have."""

@@ -15,9 +15,9 @@ from mmrl.data.drawn.shapes import Sketches
 from mmrl.lab.tiny import teaching
 from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
 from mmrl.lab.tiny.taught import BOXES, LOOKS, SPANS, WORDS, Pupil
-from mmrl.runtime import keep
+from mmrl.runtime import cache as keep
 
-COMMON = {"mmrl.runtime.keep", "mmrl.lab.tiny.byte_tokens"}
+COMMON = {"mmrl.runtime.cache", "mmrl.lab.tiny.byte_tokens"}
 """Where models are kept, and names of types."""
 
 

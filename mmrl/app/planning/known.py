@@ -37,7 +37,7 @@ def with_settings(config: RunConfig) -> RunConfig:
     found = settings_of(config)
     if found is None:
         return config
-    from mmrl.runtime.keep import keep
+    from mmrl.runtime.cache import keep
 
     digest = hashlib.blake2b(found.read_bytes() + Path(__file__).read_bytes(), digest_size=6).hexdigest()
     # Families look at the name of a model.

@@ -12,7 +12,7 @@ from mmrl.app.toml.tables import Table, Values
 from mmrl.data.drawn import moving, prompt_writers, public_layouts, scenes
 from mmrl.lab.recipes.facts import DATA, MODELS, Given, Measure, Recipe
 from mmrl.lab.tiny import scorers
-from mmrl.runtime.keep import keep
+from mmrl.runtime.cache import keep
 
 WHOLE = "whole"
 """The file that says that everything was drawn."""

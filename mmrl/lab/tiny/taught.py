@@ -19,7 +19,7 @@ from mmrl.lab.tiny import tokenizer
 from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
 from mmrl.lab.tiny.teaching import GeneratorStart, PipelineKind
 from mmrl.lab.tiny.text import beeps, clips, grounding, look_twice, omni, student, wishes
-from mmrl.runtime.keep import Progress
+from mmrl.runtime.cache import Progress
 
 SERIES = 1_000_003
 """Scenes and clips that are imitated come from series of their own, so that no later stage trains on them again."""

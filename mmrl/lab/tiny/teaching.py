@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmrl.lab.tiny.byte_tokens import HubObject
-from mmrl.runtime.keep import Progress, hash_of, keep
+from mmrl.runtime.cache import Progress, hash_of, keep
 from mmrl.runtime.repeating import bit_for_bit
 
 Note = Callable[[int, float], None]

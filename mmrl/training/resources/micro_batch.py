@@ -17,6 +17,7 @@ from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
+from mmrl.runtime.disk import whole_file
 from mmrl.training.stopping import TrainingStoppedError
 
 PROC = Path("/proc")
@@ -234,11 +235,9 @@ class MicroBatches:
     def _remember(self) -> None:
         if self.notes is None or not (self.ranks.is_main or self.ranks.world > 1):
             return
-        partial = self.notes.with_suffix(f".{self.ranks.rank}.partial")
         try:
             self.notes.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(self.state_dict()))
-            partial.replace(self.notes)
+            with whole_file(self.notes) as written:
+                written.write_text(json.dumps(self.state_dict()))
         except OSError as error:
-            partial.unlink(missing_ok=True)
             log.warning("the size of micro-batches could not be kept in %s: %s", self.notes, error)

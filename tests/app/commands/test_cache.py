@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mmrl.app.commands import kept as command
 from mmrl.data.files.mp4 import clip_folder
 from mmrl.runtime import cache
-from mmrl.runtime.keep import keep
+from mmrl.runtime.cache import keep
 
 DAY = 24 * 3600
 

@@ -27,7 +27,7 @@ from mmrl.policies.flow.prompt.embedding_cache import open_cache
 from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.training.rewards.previews import preview_of
+from mmrl.training.collect import preview_of
 from tests.support.flow_policies import LORA, latents, logprobs, stir
 
 SIDE, FRAMES, FPS, TOKENS, STEPS = 32, 5, 20.0, 32, 3

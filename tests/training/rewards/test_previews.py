@@ -8,7 +8,7 @@ import pytest
 from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Group, Request, Rollouts
 from mmrl.flow.schedules import Full
-from mmrl.training.rewards.previews import score_previews
+from mmrl.training.collect import score_previews
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from tests.support.flow_fakes import FakeFlowPolicy, nearness, prompts
 from tests.support.trainers import make_trainer

@@ -21,7 +21,7 @@ from mmrl.lab.tiny.flow.pipeline_parts import add_words, scheduler, t5, t5_token
 from mmrl.lab.tiny.teaching import Captioned, GeneratorStart, Noisy, Note
 from mmrl.lab.tiny.text import plain_clips
 from mmrl.lab.tiny.text.plain_clips import pass_clips
-from mmrl.runtime.keep import Progress
+from mmrl.runtime.cache import Progress
 
 PATCH, FRAMES_PER_LATENT = 2, 2
 """Of the autoencoder: pixels of a patch along a side, and frames of a latent after the first."""

@@ -23,7 +23,7 @@ from mmrl.lab.tiny.flow import generator, pipeline_parts
 from mmrl.lab.tiny.flow.generator import WarmStart, autoencoder, clear_clip, encode_images, fit_tokenizer, teach_autoencoder
 from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer, scheduler, t5, t5_tokenizer
 from mmrl.lab.tiny.teaching import Noisy, Note
-from mmrl.runtime.keep import Progress
+from mmrl.runtime.cache import Progress
 
 HEAD_DIM, ROPE = 16, (12, 2, 2)
 """Of attention; most of the rotation tells source from noise, since a picture has only two tokens a side."""

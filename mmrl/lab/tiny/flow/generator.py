@@ -18,7 +18,7 @@ from mmrl.lab.tiny.byte_tokens import HubObject, hub
 from mmrl.lab.tiny.flow import pipeline_parts
 from mmrl.lab.tiny.flow.pipeline_parts import add_words, clip, clip_tokenizer, scheduler
 from mmrl.lab.tiny.teaching import Captioned, GeneratorStart, Noisy, Note
-from mmrl.runtime.keep import Progress
+from mmrl.runtime.cache import Progress
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from mmrl.lab.tiny.byte_tokens import HubObject, byte_tokenizer, hub
 from mmrl.lab.tiny.flow import pipeline_parts, sound
 from mmrl.lab.tiny.flow.pipeline_parts import add_words, scheduler
 from mmrl.lab.tiny.teaching import GeneratorStart, Noisy, Note
-from mmrl.runtime.keep import Progress
+from mmrl.runtime.cache import Progress
 
 PATCH = 1000
 """Samples of a latent: an eighth of a second, in which every pitch turns a whole number of times."""
