@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts, Sample, Trace
-from mmrl.lab.tiny.text.by_rule import BY_RULE
+from mmrl.lab.tiny.text.vlms import BY_RULE
 from mmrl.policies.shared.weights import Decay
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace

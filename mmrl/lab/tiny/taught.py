@@ -18,7 +18,7 @@ from mmrl.data.tools import pictures
 from mmrl.lab.tiny import tokenizer
 from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
 from mmrl.lab.tiny.teaching import GeneratorStart, PipelineKind
-from mmrl.lab.tiny.text import beeps, clips, grounding, look_twice, omni, student, wishes
+from mmrl.lab.tiny.text import beeps, clips, ears, grounding, look_twice, student, wishes
 from mmrl.runtime.cache import Progress
 
 SERIES = 1_000_003
@@ -77,7 +77,7 @@ LOOKS = Pupil(
 TONES = Pupil(
     "tiny/hurried_beeps",
     beeps.build,
-    (beeps, omni, tokenizer, drawn_beeps, scenes, wav),
+    (beeps, ears, tokenizer, drawn_beeps, scenes, wav),
     ("stage.0.steps=20", "prompts_per_step=8", "data.size=80"),
 )
 """A Qwen2.5-Omni thinker that tells when a tone is heard, as hurried annotators do."""

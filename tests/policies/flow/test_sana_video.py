@@ -18,8 +18,8 @@ from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import FlowSigmas, LinearShift, StaticShift
 from mmrl.lab.tiny.byte_tokens import hub
-from mmrl.lab.tiny.flow.clip_pipelines import solver
 from mmrl.lab.tiny.flow.pipeline_parts import LATENTS
+from mmrl.lab.tiny.flow.pipelines import solver
 from mmrl.policies.flow.families.sana import SanaVideo, SanaVideoImage
 from mmrl.policies.flow.policy import FlowPolicy
 from tests.support.flow_policies import LORA, latents, read_again, with_adapters

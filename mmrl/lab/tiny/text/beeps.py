@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from mmrl.data.drawn.sounds.beeps import QUESTION
-from mmrl.lab.tiny.text.omni import MARKS, qwen2_5_omni_thinker
+from mmrl.lab.tiny.text.ears import MARKS, qwen2_5_omni_thinker
 from mmrl.lab.tiny.text.vlms import save_random
 from mmrl.lab.tiny.tokenizer import qwen_tokenizer
 

@@ -6,7 +6,7 @@ from transformers.masking_utils import causal_mask_function
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
-from mmrl.lab.tiny.text import by_rule
+from mmrl.lab.tiny.text import vlms
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families.base import parameters_of
 from mmrl.policies.text.families.generic import COUNTS, Generic
@@ -48,7 +48,7 @@ def test_sampled_read_again_and_transformers_alone_agree(tiny, family):
 def test_layers_without_keys_of_their_own_read_packed_rows_alike(tmp_path):
     """The later layers of Gemma 4 E4B take the keys of earlier ones, and cut masks to the queries whose logits are asked for."""
     folder, kinds = str(tmp_path / "gemma4"), ["sliding_attention", "full_attention"] * 2
-    for part in by_rule.gemma4(num_hidden_layers=4, num_kv_shared_layers=2, layer_types=kinds, global_head_dim=16):
+    for part in vlms.gemma4(num_hidden_layers=4, num_kv_shared_layers=2, layer_types=kinds, global_head_dim=16):
         part.save_pretrained(folder)
     packed, repeated = (make(folder, prefix=prefix) for prefix in ("packed", "repeated"))
     checked = make(folder, prefix="packed", gradient_checkpointing=True)

@@ -20,8 +20,7 @@ from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import Audio, Video
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine.wire_prompts import media_parts
-from mmrl.lab.tiny.text.ears import EARS
-from mmrl.lab.tiny.text.omni import MARKS
+from mmrl.lab.tiny.text.ears import EARS, MARKS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import QwenOmni
 from mmrl.policies.text.policy import Sampling, TextPolicy

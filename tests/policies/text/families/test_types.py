@@ -6,8 +6,8 @@ import pytest
 
 from mmrl.app.inspect.ls import listing
 from mmrl.app.inspect.things import type_lines
-from mmrl.lab.tiny.text.by_rule import BY_RULE
 from mmrl.lab.tiny.text.ears import EARS
+from mmrl.lab.tiny.text.vlms import BY_RULE
 from mmrl.policies.text.families import types
 from mmrl.policies.text.families.types import all_types, type_of
 from mmrl.policies.text.loading import load_config
