@@ -1,6 +1,7 @@
 """`tiny:NAME` -> the folder of a small model of a real class, made on this machine and kept: taught a task, or random."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mmrl.app.run.trackers import Losses, Note
 from mmrl.lab.tiny.flow import pipelines
 from mmrl.lab.tiny.taught import TAUGHT, UNTAUGHT, Pupil
 from mmrl.lab.tiny.text import janus, vlms
+from mmrl.lab.tiny.text.student import Student
 from mmrl.runtime.cache import cache_folder, hash_of, keep
 from mmrl.runtime.process_state import keep_random_state
 from mmrl.runtime.repeating import bit_for_bit
@@ -75,7 +77,9 @@ def teach_once(kind: str, name: str, seed: int = 0, progress: Note | None = None
     config = configs.load(how.config, words).config
     data = {one.use for _, one in data_tables(config.data, ("data",))}
     code = (*how.code, *(load(use, "datasets") for use in sorted(data)), Imitation, OptimizerSettings, Trainer)
-    key = hash_of(as_table(config) | {"algorithm": algorithm_table(config.algorithm)}, code, ("torch", "transformers"))
+    built = asdict(how.build) if isinstance(how.build, Student) else {}
+    table = as_table(config) | {"algorithm": algorithm_table(config.algorithm), "student": built}
+    key = hash_of(table, code, ("torch", "transformers"))
 
     def make(folder: Path) -> None:
         teach(configs.load(how.config, [*words, f"policy.model={str(how.build(folder, seed))!r}"]), folder, progress)

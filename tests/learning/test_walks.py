@@ -14,7 +14,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.plugins.resolve import load
 from mmrl.core.samples import Turn
 from mmrl.lab.tiny.teaching import cosine
-from mmrl.lab.tiny.text import student
+from mmrl.lab.tiny.text.student import Student, save
 from tests.support.imitation import learn, with_answers
 
 CELLS, SIDE = 2, 64
@@ -78,14 +78,14 @@ def batch(processor: Any, walks: Sequence[Lesson]) -> dict[str, torch.Tensor]:
 
 def lazy_walker(folder: Path, seed: int, skill: int, demonstrations: int) -> Path:
     """A model that was taught right steps, and then mostly says the first move; saved to a folder."""
-    texts = [*MOVES, load("mazes", "datasets")(size=1)[0].text, "A wall is in the way.", "user\nassistant\n"]
-    model, processor = student.build(texts, SIDE, PIXELS, seed)
+    texts = (*MOVES, load("mazes", "datasets")(size=1)[0].text, "A wall is in the way.", "user\nassistant\n")
+    model, processor = Student(texts, SIDE, PIXELS).build(seed)
     for lazy, steps, lr in ((False, skill, 3e-3), (True, demonstrations, 2e-3)):
         walks = lessons(np.random.default_rng([seed, SERIES, lazy]), lazy)
         batches = (batch(processor, [next(walks) for _ in range(16)]) for _ in range(steps))
         _ = [*learn(model, batches, lambda step, lr=lr, steps=steps: lr * cosine(step, steps, warmup=8))]
     model.zero_grad()
-    return student.save((model.eval(), processor), folder)
+    return save((model.eval(), processor), folder)
 
 
 def share_that_arrives(folder: Path, seed: int, skill: int, demonstrations: int, steps: int) -> tuple[float, float]:

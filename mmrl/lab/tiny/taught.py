@@ -11,6 +11,7 @@ from mmrl.data.drawn import shapes as drawn_shapes
 from mmrl.data.drawn import wishes as drawn_wishes
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
+from mmrl.data.drawn.scenes import question
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.data.drawn.sounds import beeps as drawn_beeps
 from mmrl.data.files import mp4, wav
@@ -18,7 +19,8 @@ from mmrl.data.tools import pictures
 from mmrl.lab.tiny import tokenizer
 from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
 from mmrl.lab.tiny.teaching import GeneratorStart, PipelineKind
-from mmrl.lab.tiny.text import beeps, clips, ears, grounding, look_twice, student, wishes
+from mmrl.lab.tiny.text import beeps, ears, student
+from mmrl.lab.tiny.text.student import Student
 from mmrl.runtime.cache import Progress
 
 SERIES = 1_000_003
@@ -50,30 +52,66 @@ class Pupil:
 
 BOXES = Pupil(
     "tiny/hurried_boxes",
-    grounding.build,
-    (grounding, student, tokenizer, scenes),
+    Student((*map(question, range(10)), "user\nassistant\n", '[{"bbox_2d": [125, 125, 625, 625]}]'), 64, (0.16, 0.25)),
+    (student, tokenizer, scenes),
     ("stage.0.steps=30", "prompts_per_step=8", "data.size=240"),
 )
-"""A Qwen3-VL that draws boxes round digits as hurried annotators do."""
+"""A Qwen3-VL that draws boxes round digits as hurried annotators do: too large, half of them round the wrong digit. It sees 64
+patches of 8 x 8 pixels, merged 2 by 2, and answers as Qwen3-VL does, in thousandths of width and height."""
+FPS = 2.2
+"""Frames asked for per second: of the demo's clips 12, from the first to the last, half a second apart."""
+STYLE = moving.ClipStyle(
+    side=32,
+    glyph=(20, 24),
+    seconds=5.6,
+    time_grid=1.0,
+    stay=(1.2, 4.0),
+    speed=10.0,
+    digits=(0, 3, 4, 7),
+    asked=(7,),
+    shown=(1, 2),
+    num_discs=0,
+)
+"""The look of the demo's clips; no span begins or ends near a multiple of the second that a pair of frames is."""
+MOMENTS = [f"<{second + tenth / 10:.1f} seconds>" for second in range(10) for tenth in (2, 5, 8)]
 SPANS = Pupil(
     "tiny/hurried_spans",
-    clips.build,
-    (clips, student, tokenizer, moving, scenes, mp4),
+    Student(
+        (
+            *("When is the 7 visible?", "Which digits appear? A: 0 B: 3 C: 4 D: 7", "user\nassistant\n"),
+            *("3.2 to 4.5", "A,B,C,D", *MOMENTS),
+        ),
+        side=STYLE.side,
+        pixels=(0.13, 0.18),
+        frames=64,
+    ),
+    (student, tokenizer, moving, scenes, mp4),
     ("stage.0.steps=20", "data.size=40"),
 )
-"""A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
+"""A Qwen3-VL that tells when a digit is to be seen in mp4 files, and which digits are, as hurried annotators do: spans are too
+long, half of them of the wrong digit where there are two, and of two digits mostly one is named."""
 LESSONS = ("data.0", "data.1", "stage.1.data.0", "stage.1.data.1", "stage.1.data.2")
 LOOKS = Pupil(
     "tiny/hurried_looks",
-    look_twice.build,
-    (look_twice, student, tokenizer, small_digits, scenes, pictures),
+    Student(
+        (
+            *(small_digits.QUESTION, "Which digit is this?", "Zoom in on the digit.", "\nYour answer?", "user\nassistant\n"),
+            ",".join(map(str, small_digits.box_of((1, 2)))),
+        ),
+        side=64,
+        pixels=(0.11, 0.13),
+        tags=("<tool_call>", "</tool_call>"),
+    ),
+    (student, tokenizer, small_digits, scenes, pictures),
     (
         *("stage.0.until.most=15", "stage.0.until.num_prompts=4", "stage.0.prompts_per_step=4", "stage.1.steps=4"),
         *(f"{table}.size=64" for table in LESSONS),
     ),
     LESSONS,
 )
-"""A Qwen3-VL that can zoom in on a small digit and read it there, and mostly answers without."""
+"""A Qwen3-VL that can read the digit in a part that is cut from the file, and point at the digit in the overview, where it is too
+small to be read; then it imitates people in a hurry: most answer at once, mostly "1", and of those who look many look at the
+wrong place. A call is written as the environment `zoom` takes it: `<tool_call>[312,62,437,187]</tool_call>`."""
 TONES = Pupil(
     "tiny/hurried_beeps",
     beeps.build,
@@ -81,14 +119,15 @@ TONES = Pupil(
     ("stage.0.steps=20", "prompts_per_step=8", "data.size=80"),
 )
 """A Qwen2.5-Omni thinker that tells when a tone is heard, as hurried annotators do."""
-
+WISHED = {f" {word}" for known, others in drawn_wishes.OTHER.items() for word in (known, *others)} | {" on", " the"}
 WORDS = Pupil(
     "tiny/hurried_words",
-    wishes.build,
-    (wishes, student, tokenizer, drawn_wishes, drawn_shapes),
+    Student(("user\nassistant\n", *drawn_wishes.OPENINGS), 32, (0.85, 0.2), tags=tuple(sorted(WISHED))),
+    (student, tokenizer, drawn_wishes, drawn_shapes),
     ("stage.0.steps=20", "data.size=320"),
 )
-"""A Qwen3-VL that says a wish in other words."""
+"""A Qwen3-VL that says a wish in other words, any that people use: which of them the painter understands, whose pictures it sees,
+is left to reinforcement learning."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Weights and positions are drawn so wide that a model of this size learns to see within minutes.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,30 +18,42 @@ _WEIGHT_STD, _POSITION_STD = 0.04, 0.5
 """A position table as narrow as the other weights leaves the model blind to places for as long."""
 
 
-def build(
-    texts: Sequence[str], side: int, pixels: tuple[float, float], seed: int, frames: int = 1, tags: Sequence[str] = ()
-) -> Built:
-    """The untrained model, and its processor of square pictures of `side` pixels; `texts` become tokens of whole words.
+@dataclass(frozen=True)
+class Student:
+    """What a model is to read and see: `Student(("Where is the 7?",), 64, (0.16, 0.25))`."""
 
-    Args:
-        pixels: their mean and deviation. With the usual 0.5 and 0.5 the model does not learn to see in minutes.
-        frames: the most frames of a clip.
-        tags: words that are single tokens whatever stands around them.
-    """
-    tokenizer = qwen_tokenizer(texts)
-    tokenizer.add_tokens([*tags])
-    mean, std = pixels
-    patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
-    patches |= {"image_mean": [mean] * 3, "image_std": [std] * 3}
-    pictures, clips = ({**patches, "size": {"shortest_edge": side**2, "longest_edge": most * side**2}} for most in (1, frames))
-    processor = processor_of("Qwen3VL", tokenizer, pictures, clips, "Qwen2VL", "Qwen3VL", chat_template=CHAT_TEMPLATE)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = hub("Qwen3VLForConditionalGeneration", _config(tokenizer, side))
-        nn.init.normal_(model.model.visual.pos_embed.weight, std=_POSITION_STD)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model.eval(), processor
+    texts: tuple[str, ...]
+    """Their words become single tokens."""
+    side: int
+    """Of its square pictures, in pixels."""
+    pixels: tuple[float, float]
+    """Their mean and deviation. With the usual 0.5 and 0.5 the model does not learn to see in minutes."""
+    frames: int = 1
+    """The most frames of a clip."""
+    tags: tuple[str, ...] = ()
+    """Words that are single tokens whatever stands around them."""
+
+    def build(self, seed: int) -> Built:
+        """The untaught model, and its processor."""
+        tokenizer = qwen_tokenizer(self.texts)
+        tokenizer.add_tokens([*self.tags])
+        (mean, std), area = self.pixels, self.side**2
+        patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
+        patches |= {"image_mean": [mean] * 3, "image_std": [std] * 3}
+        sizes = ({"shortest_edge": area, "longest_edge": most * area} for most in (1, self.frames))
+        pictures, clips = ({**patches, "size": size} for size in sizes)
+        processor = processor_of("Qwen3VL", tokenizer, pictures, clips, "Qwen2VL", "Qwen3VL", chat_template=CHAT_TEMPLATE)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = hub("Qwen3VLForConditionalGeneration", _config(tokenizer, self.side))
+            nn.init.normal_(model.model.visual.pos_embed.weight, std=_POSITION_STD)
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        return model.eval(), processor
+
+    def __call__(self, folder: Path, seed: int = 0) -> Path:
+        """Save model and processor, untaught, to a folder and return it."""
+        return save(self.build(seed), folder)
 
 
 def save(built: Built, folder: Path) -> Path:

@@ -7,14 +7,14 @@ from mmrl.app.config import run as configs
 from mmrl.core.types import Prompt, Video
 from mmrl.data.drawn.moving import draw, plan_clip, style_of
 from mmrl.data.files.mp4 import write_mp4
-from mmrl.lab.tiny.text.clips import FPS, STYLE, build
+from mmrl.lab.tiny.taught import FPS, SPANS, STYLE
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.video.sampling import VideoSettings
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    folder = build(tmp_path_factory.mktemp("tiny") / "untaught", seed=1)
+    folder = SPANS.build(tmp_path_factory.mktemp("tiny") / "untaught", 1)
     return TextPolicy(TextPolicyConfig(model=str(folder), video=VideoSettings(fps=FPS, workers=0, cache_mb=0)))
 
 

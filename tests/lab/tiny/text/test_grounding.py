@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from mmrl.data.drawn.scenes import draw_scene, question
-from mmrl.lab.tiny.text.grounding import ANSWER, build
+from mmrl.lab.tiny.taught import BOXES
 
 
 @pytest.fixture(scope="module")
 def untaught(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("tiny") / "untaught", seed=1)
+    return BOXES.build(tmp_path_factory.mktemp("tiny") / "untaught", 1)
 
 
 def reloaded(folder):
@@ -38,7 +38,7 @@ def test_questions_have_equal_lengths_and_digits_are_single_tokens(untaught):
     tokenizer = reloaded(untaught)[1].tokenizer
     assert len({len(tokenizer(question(digit)).input_ids) for digit in range(10)}) == 1
     assert len(tokenizer("1000").input_ids) == 4
-    for text in (ANSWER, "any other text: é, 漢"):
+    for text in ('[{"bbox_2d": [125, 125, 625, 625]}]', "any other text: é, 漢"):
         assert tokenizer.decode(tokenizer(text).input_ids) == text
     specials = [tokenizer(mark).input_ids for mark in ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|image_pad|>")]
     assert all(len(ids) == 1 for ids in specials)

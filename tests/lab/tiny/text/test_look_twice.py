@@ -12,7 +12,6 @@ from mmrl.core.samples import MediaSize, Prompt, Sample, Turn
 from mmrl.core.types import Group
 from mmrl.data.drawn.small_digits import SIDE
 from mmrl.lab.tiny.taught import LOOKS, SERIES
-from mmrl.lab.tiny.text import look_twice
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.text.write.observe import observe
 
@@ -29,7 +28,7 @@ def asked_again(prompt: Prompt) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> TextPolicy:
-    folder = look_twice.build(tmp_path_factory.mktemp("tiny") / "model", seed=1)
+    folder = LOOKS.build(tmp_path_factory.mktemp("tiny") / "model", 1)
     return TextPolicy(TextPolicyConfig(model=str(folder)))
 
 
@@ -52,7 +51,7 @@ def test_what_is_taught_is_what_the_environment_shows_token_by_token(policy: Tex
 
 def test_tags_are_tokens_of_their_own_which_decoding_keeps(policy: TextPolicy):
     ids = policy.tokenizer("<tool_call>[1]</tool_call>").input_ids
-    assert [policy.tokenizer.decode(one) for one in (ids[:1], ids[-1:])] == [*look_twice.TAGS]
+    assert [policy.tokenizer.decode(one) for one in (ids[:1], ids[-1:])] == ["<tool_call>", "</tool_call>"]
     assert policy.tokenizer.decode(ids, skip_special_tokens=True) == "<tool_call>[1]</tool_call>"
 
 
