@@ -120,5 +120,5 @@ def variables(engine: EngineConfig, on_cpu: bool) -> dict[str, str]:
     }
     found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if on_cpu else {}
     found |= {"CUDA_VISIBLE_DEVICES": engine.devices} if engine.devices else {}
-    token = read_secret(engine.token_env) if engine.token_env else None
+    token = read_secret(engine.token_env)
     return found | ({"VLLM_API_KEY": token} if token else {})

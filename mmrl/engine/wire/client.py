@@ -67,10 +67,6 @@ class EngineClient:
             self._open[:] = self._open or [open_client(self.url, self.connections, IDLE_S)]
             return self._open[0]
 
-    @property
-    def token(self) -> str | None:
-        return read_secret(self.token_env) if self.token_env else None
-
     def call(self, method: str, path: str, body: object = None, seconds: float = ASK_S, most_bytes: int = 0) -> Json:
         """The answer as JSON, or as text where it is none; `most_bytes`: 0 is MOST_BYTES."""
         seconds = min(seconds, self.timeout_s)
@@ -78,7 +74,7 @@ class EngineClient:
         headers = {"Content-Type": "application/json"} if content is not None else {}
         # vLLM hangs up after an error of its own, and a later call on the same connection would look like a server that is gone.
         headers |= {} if path == GENERATE else {"Connection": "close"}
-        token, address = self.token, f"{self.url.rstrip('/')}{path}"
+        token, address = read_secret(self.token_env), f"{self.url.rstrip('/')}{path}"
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         try:
             answer = fetch(HttpRequest(method, address, headers, content), seconds, most_bytes or MOST_BYTES, self.http)

@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from mmrl.app.plugins.cards import evidence
 from mmrl.lab.recipes.facts import UNKNOWN, NeededFile, Published, Recipe
@@ -71,19 +70,10 @@ def figures(recipe: Recipe) -> Iterator[str]:
         yield f"  {name:<{width}}  {number(base):>8}  {number(paper):>8}"
 
 
-class Numbers(NamedTuple):
-    """A figure's name and the paper's numbers: `Numbers("GenEval, overall", 0.63, 0.95)`."""
-
-    name: str
-    before: Published
-    paper: Published
-
-
-def figures_of(recipe: Recipe) -> list[Numbers]:
-    """The paper's numbers of every figure, before training and after it."""
-    rows = [Numbers(f"{one.name}, {figure.name}", figure.base, figure.paper) for one in recipe.measure for figure in one.figure]
-    total = recipe.total
-    return rows if total is None else [*rows, Numbers(total.name, total.base, total.paper)]
+def figures_of(recipe: Recipe) -> list[tuple[str, Published, Published]]:
+    """Every figure's name, and the paper's numbers before training and after it: `("GenEval, overall", 0.63, 0.95)`."""
+    rows = [(f"{one.name}, {figure.name}", figure.base, figure.paper) for one in recipe.measure for figure in one.figure]
+    return rows if (total := recipe.total) is None else [*rows, (total.name, total.base, total.paper)]
 
 
 def number(value: Published) -> str:

@@ -9,12 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmrl.lab.tiny.byte_tokens import HubObject
@@ -35,20 +33,6 @@ class Noisy(NamedTuple):
     rows: Int[Tensor, " n"]
     sigma: Float[Tensor, " n"]
     latents: Float[Tensor, "n ..."]
-
-
-@runtime_checkable
-class Captioned(Protocol):
-    """Endless pictures or clips with captions."""
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Every word of the captions; each becomes one token. Other text is spelled letter by letter."""
-        ...
-
-    def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
-        """Pixels (size, ..., 3) and their captions."""
-        ...
 
 
 @dataclass(frozen=True)

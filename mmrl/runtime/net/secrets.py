@@ -17,7 +17,7 @@ _read: set[str] = set()
 
 
 def read_secret(variable: str) -> str | None:
-    """The key in an environment variable, without blanks and line ends around it; None if the variable is not set or empty.
+    """The key in an environment variable, without blanks and line ends around it; None where it is empty, not set or not named.
 
     Raises ValueError if it is blank or holds what no HTTP header can carry; the message never shows it.
     """

@@ -90,8 +90,7 @@ class ServedModel:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_address(self.url, "server.url", "http://host:port/v1")
-        if self.api_key_env:
-            read_secret(self.api_key_env)
+        read_secret(self.api_key_env)
 
     def ready(self) -> None:
         """Ask once whether the server is there, whatever it answers to a question about its models.
@@ -366,7 +365,7 @@ def request(endpoint: ServedModel, path: str, body: Mapping[str, object] | None,
 
 def key_of(endpoint: ServedModel) -> str | None:
     """The endpoint's key; None where it names none."""
-    key = read_secret(endpoint.api_key_env) if endpoint.api_key_env else None
+    key = read_secret(endpoint.api_key_env)
     if endpoint.api_key_env and key is None:
         raise HopelessError(f"environment variable {endpoint.api_key_env} (server.api_key_env) is not set: export the key there")
     return key

@@ -1,12 +1,11 @@
 """A Wan pipeline of the real classes with some 3 M weights, taught on this machine to draw small clips.
 
-A UMT5 text encoder, an autoencoder and a transformer are trained from nothing on clips and captions that `Clips` makes up. The
+A UMT5 text encoder, an autoencoder and a transformer are trained from nothing on clips and captions that `Glides` makes up. The
 transformer sees a whole latent frame as one token. Source of the classes: Wan, arXiv:2503.20314.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,11 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.data.drawn import shapes
+from mmrl.data.drawn.gliding import Glides
 from mmrl.lab.tiny import teaching
 from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, hub
 from mmrl.lab.tiny.flow import pipeline_parts
 from mmrl.lab.tiny.flow.pipeline_parts import add_words, scheduler, t5, t5_tokenizer
-from mmrl.lab.tiny.teaching import Captioned, GeneratorStart, Noisy, Note
+from mmrl.lab.tiny.teaching import GeneratorStart, Noisy, Note
 from mmrl.lab.tiny.text import plain_clips
 from mmrl.lab.tiny.text.plain_clips import pass_clips
 from mmrl.runtime.cache import Progress
@@ -27,21 +27,11 @@ PATCH, FRAMES_PER_LATENT = 2, 2
 """Of the autoencoder: pixels of a patch along a side, and frames of a latent after the first."""
 
 
-@runtime_checkable
-class Clips(Captioned, Protocol):
-    """Endless clips with captions, (n, frames, side, side, 3)."""
-
-    @property
-    def side(self) -> int: ...
-    @property
-    def frames(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class ClipStart(GeneratorStart):
     """The settings by which a clip generator is built and taught."""
 
-    data: Clips
+    data: Glides
     name: str = "glides"
     pool: int = 3072
     vae_steps: int = 250

@@ -11,19 +11,29 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmrl.lab.tiny import teaching
 from mmrl.lab.tiny.byte_tokens import HubObject, hub
 from mmrl.lab.tiny.flow import pipeline_parts
 from mmrl.lab.tiny.flow.pipeline_parts import add_words, clip, clip_tokenizer, scheduler
-from mmrl.lab.tiny.teaching import Captioned, GeneratorStart, Noisy, Note
+from mmrl.lab.tiny.teaching import GeneratorStart, Noisy, Note
 from mmrl.runtime.cache import Progress
 
 
 @runtime_checkable
-class Pictures(Captioned, Protocol):
-    """Endless pictures with captions, (n, height, width, 3)."""
+class Pictures(Protocol):
+    """Endless pictures with captions."""
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Every word of the captions; each becomes one token. Other text is spelled letter by letter."""
+        ...
+
+    def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
+        """Pixels (size, height, width, 3) and their captions."""
+        ...
 
     @property
     def height(self) -> int: ...
