@@ -1,4 +1,4 @@
-"""A time limit of a call leaves out what a client within it waits for a server that is away."""
+"""A time limit of a call leaves out what a client within it waits for a server that is away; and the one event loop."""
 
 import contextlib
 import threading
@@ -17,6 +17,7 @@ from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import within
 from mmrl.runtime.net import fetch
 from mmrl.runtime.net.clocks import away, timed
+from mmrl.runtime.net.loops import loop, wait_for
 from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.training.rewards.calls import Calling
@@ -131,3 +132,17 @@ def test_a_server_that_is_gone_is_waited_for_and_then_stops_the_run(monkeypatch:
         asked = {"a reward server": RemoteReward(f"{address}/mine", deadline_s=DEADLINE_S), "a judge": judge}
         jobs = {name: pool.submit(refuse, reward) for name, reward in asked.items()}
         assert {name: error for name, job in jobs.items() if (error := job.exception(60))} == {}
+
+
+def test_there_is_one_loop_whose_thread_keeps_no_program_alive():
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(found) for found in pool.map(lambda _: loop(), range(8))}) == 1
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "reward-loop"]
+    assert thread.daemon
+
+
+def test_an_answer_is_waited_for():
+    async def answer() -> int:
+        return 3
+
+    assert wait_for(answer()) == 3

@@ -1,16 +1,26 @@
-"""Minibatches and what they are divided by."""
+"""Minibatches, what they are divided by, and rows that nothing trains."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.penalties import ReferenceKL
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.presets import PRESETS
+from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import REF_LOGPROBS
-from mmrl.core.types import Credit
-from mmrl.training.batches import Batches
-from tests.support.rows import rollouts
+from mmrl.core.types import Credit, Group, Reading
+from mmrl.training.batches import Batches, leave_out
+from mmrl.training.trainer import Trainer
+from tests.support.each import for_each
+from tests.support.fakes import FakeTextPolicy
+from tests.support.presets import BY_PIXELS, TEXT, WITH_SOUND
+from tests.support.rows import make_batch, rollouts
 from tests.support.trainers import make_trainer
 
 MASK = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]])
@@ -58,3 +68,124 @@ def test_processes_agree_on_how_often_they_read_before_they_do(monkeypatch: pyte
     trainer.reader.read_rows(collected, [REF_LOGPROBS])
     assert done[0] == "most" and done.count("most") == 1
     assert done.count("read") > 3 and done[1:] == ["read"] * (len(done) - 1)
+
+
+class Counting(FakeTextPolicy):
+    """Counts rows that are read with a gradient."""
+
+    rows = 0
+
+    def read(self, trace: Any, readings: Any, mask: Tensor) -> Any:
+        self.rows += len(mask) * torch.is_grad_enabled()
+        return super().read(trace, readings, mask)
+
+
+def half_flat(group: Group) -> list[float]:
+    """Every second group's samples are all equal."""
+    return [float(i) if group.id % 2 else 1.0 for i in range(len(group.samples))]
+
+
+def flat(group: Group) -> list[float]:
+    return [1.0] * len(group.samples)
+
+
+def step_of(
+    algorithm: Any, reward: Any, skip: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, float], list[Tensor], int]:
+    """Metrics, the gradient before the optimizer's step, and rows read with a gradient."""
+    gradients: list[Tensor] = []
+    with monkeypatch.context() as patch:
+        if not skip:
+            patch.setattr("mmrl.training.trainer.idle_rows", lambda batch, algorithm: torch.zeros(len(batch), dtype=torch.bool))
+        policy = Counting()
+        trainer: Trainer = make_trainer(algorithm, reward, policy=policy, micro_batch=16)
+        step = trainer.ranks.step
+        trainer.ranks.step = lambda optimizer: (  # type: ignore[method-assign]
+            gradients.extend(weight.grad.clone() for weight in policy.parameters() if weight.grad is not None),
+            step(optimizer),
+        )
+        return trainer.step(), gradients, policy.rows
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "gspo", "gmpo", "vespo"])
+def test_gradients_are_equal_and_half_of_the_rows_are_read(name, monkeypatch):
+    algorithm = replace(TEXT[name], minibatches=2)
+    (metrics, found, rows), (plain, expected, all_rows) = (
+        step_of(algorithm, half_flat, skip, monkeypatch) for skip in (True, False)
+    )
+    assert rows == all_rows / 2 and metrics["policy/idle"] == 0.5 and "policy/idle" not in plain
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-8)
+    for metric in ("loss", "policy/grad_norm", "rollout/actions", "reward/total", "rollout/length"):
+        assert metrics[metric] == pytest.approx(plain[metric], rel=1e-4, abs=1e-7)
+
+
+def test_without_any_advantage_one_row_makes_a_gradient_of_zeros(monkeypatch):
+    metrics, gradients, rows = step_of(replace(TEXT["dr_grpo"], minibatches=1), flat, True, monkeypatch)
+    assert rows == 1 and metrics["policy/idle"] == 1.0 and metrics["policy/grad_norm"] == 0
+    assert gradients and not any(gradient.any() for gradient in gradients)
+    assert metrics["policy/ratio"] == 1, "a metric of what is left, not of nothing"
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        replace(TEXT["dr_grpo"], objective=((1.0, Clip()), (0.01, ReferenceKL())), minibatches=2),
+        replace(TEXT["dro"], minibatches=2),
+        replace(TEXT["kl_cov"], minibatches=2),
+        PRESETS["reg_grpo"],
+    ],
+    ids=["kl", "dro", "kl_cov", "regression"],
+)
+def test_terms_that_have_more_to_say_read_every_row(algorithm, monkeypatch):
+    metrics, _, rows = step_of(algorithm, half_flat, True, monkeypatch)
+    assert rows == step_of(algorithm, half_flat, False, monkeypatch)[2] and "policy/idle" not in metrics
+
+
+def random_reading(reading: Reading, generator: torch.Generator) -> Tensor:
+    """(4, 3), or latents of two numbers each; logs of probabilities, and positive where a schedule gives it."""
+    shape = (4, 3, 2) if reading.quantity in ("velocity", "mean", "sampled_mean", "target_velocity") else (4, 3)
+    x = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
+    return -x if reading.quantity == "logprobs" else x
+
+
+@for_each("name", sorted({*PRESETS} - {*BY_PIXELS, *WITH_SOUND}))
+def test_terms_say_truly_whether_they_are_silent(name):
+    """Value and gradient where no row has an advantage, and policy and old are apart."""
+    for _, term in PRESETS[name].objective:
+        generator = torch.Generator().manual_seed(0)
+        readings = {reading: random_reading(reading, generator) for reading in term.reads}
+        live = {reading: x.requires_grad_(reading.model == "policy") for reading, x in readings.items()}
+        batch = make_batch(torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3, dtype=torch.float64), {}, [0, 0, 1, 1])
+        values, _ = term(live, batch)
+        moving = [x for x in live.values() if x.requires_grad]
+        slopes = torch.autograd.grad(values.sum(), moving, allow_unused=True) if values.requires_grad else ()
+        silent = not bool(values.any()) and not any(slope is not None and bool(slope.any()) for slope in slopes)
+        says = term.credited and with_hooks(term, TermHooks).silent_without_advantage
+        assert silent or not says, f"{type(term).__name__} says it is silent, and is not"
+        assert says or not isinstance(term, Clip), "most presets would read every row"
+
+
+class Playing(Ranks):
+    """One of two processes, of which the other's answers are known."""
+
+    def __init__(self, rank: int, everyone: list[Any]) -> None:
+        super().__init__()
+        self.world, self.rank, self.everyone = 2, rank, everyone
+
+    def gather(self, x: Any) -> list[Any]:
+        assert x == self.everyone[self.rank]
+        return self.everyone
+
+
+IDLE, TRAINS = (False, True), (True, False)
+
+
+@pytest.mark.parametrize(
+    ("everyone", "rank", "shown"),
+    [([IDLE, IDLE], 0, True), ([IDLE, IDLE], 1, False), ([IDLE, TRAINS], 0, False), ([TRAINS, IDLE], 1, False)],
+)
+def test_a_row_that_only_stands_in_counts_on_one_process_and_only_where_none_trains(everyone, rank, shown):
+    batch = make_batch(torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3), {})
+    left = leave_out(batch, torch.ones(4, dtype=torch.bool), Playing(rank, everyone))
+    assert len(left) == 1 and bool(left.share.any()) == shown

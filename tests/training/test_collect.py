@@ -1,16 +1,31 @@
-"""Rounds of one step are merged: samples added to a known group get numbers of their own."""
+"""Collecting: rounds that are merged, prompts that cannot be shown, and what groups were like before rows were dropped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.types import Group, Prompt, Request, Revision, Scores
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.core.ranks import Ranks
+from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Video
+from mmrl.lab.tiny.text.vlms import build
+from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
+from mmrl.policies.video.sampling import VideoSettings
+from mmrl.training.callbacks import Examples
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.collect import merge_rollouts
-from tests.support.fakes import FakeTextPolicy, prompts
+from mmrl.training.evaluate import SEED_STEP, EvaluationSettings, Evaluator, SeenPrompts
+from mmrl.training.prompt_source import Drawing
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
+from mmrl.training.trainer import Records
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.trainers import make_trainer
+from tests.support.videos import even, write_video
 
 
 @dataclass(frozen=True)
@@ -62,3 +77,156 @@ def test_a_round_without_prompts_asks_for_nothing_and_uses_no_number():
     assert sorted({request.group_id for request in first}) == [0, 1]
     assert collector.requests_for(0) == []
     assert min(request.group_id for request in collector.requests_for(1)) == 2
+
+
+@dataclass
+class Choosy(FakeTextPolicy):
+    """Cannot read some prompts."""
+
+    bad: frozenset[str] = frozenset()
+
+    def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
+        return {place: f"prompt {prompt.id!r}: no such clip" for place, prompt in enumerate(prompts) if prompt.id in self.bad}
+
+
+def some(number: int) -> list[str]:
+    return [prompt.id for prompt in prompts()[:number]]
+
+
+def test_unreadable_prompts_are_skipped_counted_and_replaced(caplog: pytest.LogCaptureFixture):
+    bad = frozenset(some(2))
+    run = make_trainer(policy=Choosy(bad=bad), max_skipped=2, prompts_per_step=4, sampler=Shuffled(prompts()[:6], seed=0))
+    metrics = [run.step() for _ in range(4)]
+    seen = [prompt.id for prompt in run.collector.draw(4)]
+    assert metrics[-1]["data/skipped"] == 2
+    assert not bad & set(seen)
+    assert metrics[0]["rollout/actions"] > 0
+    said = [record.message for record in caplog.records if "skipped" in record.message]
+    assert len(said) == 2
+    assert "no such clip" in said[0]
+
+
+def test_beyond_the_limit_the_run_stops_and_names_the_prompt():
+    run = make_trainer(policy=Choosy(bad=frozenset(some(3))), max_skipped=2, sampler=Shuffled(prompts()[:6], seed=0))
+    with pytest.raises(
+        TrainingStoppedError, match=r"3 prompts could not be read, and max_skipped is 2; the last: prompt '.*no such clip"
+    ):
+        for _ in range(4):
+            run.step()
+
+
+def test_data_of_which_nothing_can_be_read_ends():
+    drawing = Drawing(Shuffled(prompts()[:2], seed=0), Choosy(bad=frozenset(some(2))), Ranks(), limit=5)
+    with pytest.raises(TrainingStoppedError, match="no readable prompt"):
+        drawing(1)
+
+
+def test_a_resumed_run_remembers_what_it_skipped():
+    options = {"max_skipped": 2, "sampler": Shuffled(prompts()[:6], seed=0)}
+    run = make_trainer(policy=Choosy(bad=frozenset(some(2))), **options)
+    for _ in range(3):
+        run.step()
+    fresh = make_trainer(policy=Choosy(bad=frozenset(some(2))), **options)
+    fresh.load_state_dict(run.state_dict())
+    assert fresh.collector.skipped == run.collector.skipped != {}
+
+
+class Half(Ranks):
+    """One of two ranks; what the other one says is given."""
+
+    def __init__(self, rank: int, other: dict[int, str]) -> None:
+        super().__init__()
+        self.world, self.rank, self.other = 2, rank, other
+
+    def gather(self, x: object) -> list[object]:
+        return [x, self.other] if self.rank == 0 else [self.other, x]
+
+
+def test_ranks_look_at_their_own_prompts_and_skip_the_same():
+    """The bad prompt is the first of the second half, which rank 1 looks at and rank 0 does not."""
+    data = prompts()[:4]
+    policy = Choosy(bad=frozenset({data[2].id}))
+    error = f"prompt {data[2].id!r}: no such clip"
+    for rank, others in ((0, {2: error}), (1, {})):
+        assert Drawing(Shuffled(data, 0), policy, Half(rank, others), limit=1).wrong(data) == {2: error}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_truncated_clip_is_skipped_by_the_real_policy(tmp_path: Path, workers: int):
+    good = [write_video(tmp_path / f"{i}.mp4", even(10)) for i in range(2)]
+    cut = tmp_path / "cut.mp4"
+    cut.write_bytes(Path(good[0]).read_bytes()[:400])
+    data = [
+        Prompt(name, "What happens?", (Video(source),), columns={"file_row": f"clips.jsonl, row {row}"})
+        for row, (name, source) in enumerate([("good", good[0]), ("cut", str(cut)), ("fine", good[1])], start=1)
+    ]
+    config = TextPolicyConfig(model=str(build("qwen3_vl", tmp_path / "model")), video=VideoSettings(workers=workers, cache_mb=8))
+    policy = TextPolicy(config)
+    drawing = Drawing(Shuffled(data, 0), policy, Ranks(), limit=1)
+    drawn = drawing(6)
+    assert {prompt.id for prompt in drawn} == {"good", "fine"}
+    assert "cut.mp4" in drawing.skipped["cut"]
+    assert "clips.jsonl, row 2" in drawing.skipped["cut"]
+    assert policy.encode(drawn[-1], seed=5).seed == 5
+
+
+class Greedy(FakeTextPolicy):
+    """Draws from the global generator, too, and notes how much is sampled together."""
+
+    def rollout(self, requests: Any, sampling: Any = None) -> Rollouts:
+        torch.rand(3)
+        self.together = [*getattr(self, "together", []), [(request.prompt.id, request.seed) for request in requests]]
+        return super().rollout(requests, sampling)
+
+
+def test_answers_have_fixed_seeds_no_scores_and_leave_random_states_alone():
+    policy, found = Greedy(), dict[int, Examples]()
+    settings = EvaluationSettings(seed=7, batch_size=2)
+    seen = SeenPrompts(policy, prompts(3), settings, None, Ranks(), found.__setitem__)
+    # beartype, which checks types in tests, draws from Python's own generator
+    before = torch.get_rng_state()
+    seen(0)
+    seen(4)
+    assert torch.equal(torch.get_rng_state(), before)
+    numbers = [(prompt.id, 7 * SEED_STEP + i) for i, prompt in enumerate(prompts(3))]
+    assert policy.together == [numbers[:2], numbers[2:]] * 2
+    assert [group.id for group in found[4].groups] == [0, 1, 2]
+    assert [group.samples for group in found[0].groups] == [group.samples for group in found[4].groups]
+    assert found[0].scores.names == () and found[0].scores.total().isnan().all() and len(found[0].scores.total()) == 3
+
+
+class Steps:
+    """Notes when it is called; asks to stop at one of them."""
+
+    def __init__(self, stop_at: int = -1) -> None:
+        self.steps, self.stop_at = list[int](), stop_at
+
+    def __call__(self, step: int) -> None:
+        if step == self.stop_at:
+            raise AskedToStopError("test")
+        self.steps.append(step)
+
+
+def test_prompts_are_answered_at_the_start_every_few_steps_and_at_the_end():
+    seen = Steps()
+    make_trainer(steps=5, samples_every=2, records=Records(seen=seen)).fit()
+    assert seen.steps == [0, 2, 4, 5]
+
+
+def test_a_run_that_is_stopped_there_answers_once_more_when_it_goes_on(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path)
+    first = make_trainer(steps=4, samples_every=2, records=Records(checkpoints=checkpoints, seen=Steps(stop_at=2)))
+    first.fit()
+    assert first.is_stopped and checkpoints.steps() == [2]
+    again = make_trainer(steps=4, samples_every=2, records=Records(seen=(seen := Steps())))
+    again.load_state_dict(checkpoints.load())
+    again.fit()
+    assert seen.steps == [2, 4]
+
+
+def test_a_run_with_held_out_prompts_answers_none_of_those_it_trains_on():
+    policy, seen, settings = FakeTextPolicy(), Steps(), EvaluationSettings()
+    evaluator = Evaluator(policy, prompts(2), RewardRunner([NamedReward("letter", right_letter)]), settings)
+    records = Records(seen=seen)
+    make_trainer(steps=2, samples_every=1, policy=policy, evaluator=evaluator, records=records).fit()
+    assert seen.steps == []

@@ -1,7 +1,14 @@
+"""Optimizers: what is refused, and Muon in float32 against torch's and against a singular value decomposition."""
+
 import pytest
 import torch
+from torch import nn
 
-from mmrl.training.optim import OptimizerSettings, load_whole_state, whole_state
+from mmrl.app.planning.memory import state_bytes
+from mmrl.core.ranks import Ranks
+from mmrl.runtime.tensors import mark_tables
+from mmrl.training.optim import Muon, OptimizerSettings, check_optimizer, load_whole_state, orthogonalize, whole_state
+from tests.support.fakes import FakeAccelerator
 
 
 def test_warm_up_then_linear_to_zero():
@@ -54,3 +61,96 @@ def test_moments_of_other_shapes_are_refused(value: torch.Tensor):
     state["state"][0]["exp_avg"] = value
     with pytest.raises(ValueError, match=r"exp_avg of weight 0 is of shape .*, and the weight of \[3\]: resume with"):
         load_whole_state(second, state)
+
+
+SHAPES = [(12, 5), (5, 12), (8, 8), (8, 8)]
+
+
+def random(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 5), (3, 5, 12), (1, 8, 8)])
+def test_it_is_the_polynomial_of_the_singular_values(shape):
+    """In float64, the singular vectors stay and each singular value goes through the quintic five times."""
+    matrices = random(shape, 0).double()
+    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    values = values / values.norm(dim=-1, keepdim=True)
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    torch.testing.assert_close(orthogonalize(matrices), left * values[:, None] @ right, atol=1e-9, rtol=0)
+
+
+def test_its_steps_are_those_of_torch_up_to_bfloat16():
+    start = [random(shape, seed) for seed, shape in enumerate(SHAPES)]
+    ours, theirs = ([weight.clone().requires_grad_() for weight in start] for _ in range(2))
+    optimizers = Muon(ours, 0.1), torch.optim.Muon(theirs, 0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    for seed in range(10, 14):
+        for a, b, shape in zip(ours, theirs, SHAPES, strict=True):
+            a.grad = random(shape, seed)
+            b.grad = a.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b, before in zip(ours, theirs, start, strict=True):
+        assert (a - b).norm() < 0.05 * (b - before).norm()
+
+
+def test_a_weight_without_gradient_stays():
+    weight = random((4, 4), 0).requires_grad_()
+    before = weight.detach().clone()
+    Muon([weight], 0.1).step()
+    assert torch.equal(weight, before)
+
+
+def test_embeddings_and_all_that_is_no_matrix_follow_adamw():
+    table, layer = nn.Embedding(6, 4), nn.Linear(4, 3)
+    mark_tables(nn.ModuleList([table, layer]))
+    weights, others = (
+        [table.weight, *layer.parameters()],
+        [table.weight.detach().clone().requires_grad_(), layer.bias.detach().clone()],
+    )
+    others[1].requires_grad_()
+    optimizer = OptimizerSettings("muon", lr=0.1, weight_decay=0.3, betas=(0.8, 0.9)).build(weights, 10)[0]
+    plain, before = torch.optim.AdamW(others, lr=0.1, weight_decay=0.3, betas=(0.8, 0.9)), layer.weight.detach().clone()
+    for seed in range(3):
+        for one, (weight, gradient) in enumerate([(w, random(tuple(w.shape), seed + i)) for i, w in enumerate(weights)]):
+            weight.grad = gradient
+            if one != 1:
+                others[one // 2].grad = gradient
+        optimizer.step()
+        plain.step()
+    assert torch.equal(table.weight, others[0]) and torch.equal(layer.bias, others[1])
+    assert weights[1].grad is not None and set(optimizer.state[layer.weight]) == {"mean", "step"}
+    alone = Muon([kept := before.requires_grad_()], 0.1, weight_decay=0.3)
+    for seed in range(3):
+        kept.grad = random((3, 4), seed + 1)
+        alone.step()
+    torch.testing.assert_close(kept, layer.weight)
+
+
+def test_the_plan_counts_one_number_for_a_matrix_and_two_for_all_else():
+    weights = [nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(5))]
+    assert [state_bytes(OptimizerSettings(kind), weights) for kind in ("adamw", "muon", "sgd")] == [2 * 4 * 17, 4 * (12 + 10), 0]
+
+
+def test_weights_of_which_each_process_has_a_part_are_refused():
+    with pytest.raises(ValueError, match=r"optimizer\.kind is 'muon', which looks at whole matrices"):
+        check_optimizer(OptimizerSettings("muon"), Ranks(FakeAccelerator(2, "FSDP")))
+
+
+def test_a_saved_state_goes_on_as_if_nothing_had_been():
+    begun, later = ([nn.Parameter(random((4, 3), 0)), nn.Parameter(random((3,), 1))] for _ in range(2))
+    whole, again = (OptimizerSettings("muon", lr=0.1).build(weights, 10)[0] for weights in (begun, later))
+
+    def step(optimizer: torch.optim.Optimizer, seed: int) -> None:
+        for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+            weight.grad = random(tuple(weight.shape), seed)
+        optimizer.step()
+
+    step(whole, 5)
+    for weight, other in zip(begun, later, strict=True):
+        other.data.copy_(weight.data)
+    load_whole_state(again, whole_state(whole))
+    for optimizer in (whole, again):
+        step(optimizer, 6)
+    assert all(torch.equal(weight, other) for weight, other in zip(begun, later, strict=True))

@@ -1,5 +1,8 @@
+"""The loop: what it trains and refuses, and what a run is asked for between two steps."""
+
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +12,12 @@ from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group
 from mmrl.training.callbacks import Callback
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.stopping import TrainingStoppedError
+from mmrl.training.trainer import Records
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.presets import TEXT as PRESETS
 from tests.support.trainers import make_trainer, weights
@@ -213,3 +218,23 @@ def test_the_rate_falls_to_zero_over_all_updates_of_all_epochs():
     trainer = make_trainer(algorithm, steps=3, optimizer=OptimizerSettings(lr=0.1, lr_schedule="linear"))
     # 3 * 2 * 2 = 12 updates, of which four belong to a step
     assert [trainer.step()["policy/lr"] for _ in range(3)] == pytest.approx([0.1 * 8 / 12, 0.1 * 4 / 12, 0.0])
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "stop"])
+def test_a_request_is_followed_after_its_step(tmp_path: Path, what: str):
+    checkpoints = Checkpoints(tmp_path, keep=0)
+    asked = iter([[], [what], [], [], []])
+    trainer = make_trainer(steps=5, save_every=0, records=Records(checkpoints=checkpoints, requests=lambda: next(asked)))
+    trainer.fit()
+    assert trainer.is_stopped == (what == "stop")
+    assert checkpoints.steps() == ([2] if what == "stop" else [2, 5])
+    again = make_trainer(steps=5, save_every=0)
+    again.load_state_dict(checkpoints.load(2))
+    again.fit()
+    assert again.index == 5
+
+
+def test_a_request_to_stop_at_the_last_step_comes_too_late(tmp_path: Path):
+    trainer = make_trainer(steps=1, records=Records(checkpoints=Checkpoints(tmp_path), requests=lambda: ["stop"]))
+    trainer.fit()
+    assert not trainer.is_stopped and Checkpoints(tmp_path).steps() == [1]
