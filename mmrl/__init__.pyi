@@ -11,12 +11,12 @@ from mmrl.app.api.evaluate import evaluate as evaluate
 from mmrl.app.api.fit import Run as Run
 from mmrl.app.api.fit import fit as fit
 from mmrl.app.api.load import load_data as load_data
-from mmrl.app.api.load import load_judge as load_judge
-from mmrl.app.api.load import load_painter as load_painter
 from mmrl.app.api.load import load_reward as load_reward
-from mmrl.app.api.load import load_reward_model as load_reward_model
 from mmrl.app.plugins.resolve import load_environment as load_environment
 from mmrl.app.plugins.suites import find_suite as find_suite
+from mmrl.app.reward_model.scorer import load_judge as load_judge
+from mmrl.app.reward_model.scorer import load_painter as load_painter
+from mmrl.app.reward_model.scorer import load_reward_model as load_reward_model
 from mmrl.core.samples import Audio as Audio
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import Observation as Observation

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.look import compare
+from mmrl.app.cli.program import compare
 from mmrl.app.commands.help import InOrder
 from mmrl.app.commands.options import Overrides
 from mmrl.app.errors import printable

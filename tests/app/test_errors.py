@@ -4,6 +4,9 @@ import errno
 import io
 import logging
 import os
+import subprocess
+import sys
+import threading
 import zlib
 from collections.abc import Callable
 from http.client import InvalidURL
@@ -15,7 +18,8 @@ from rich.table import Table
 from safetensors import SafetensorError
 from torch import OutOfMemoryError
 
-from mmrl.app.errors import TRACEBACK, Screen, Terminal, brief, is_for_people, printable, sentence
+from mmrl.app import errors as module
+from mmrl.app.errors import TRACEBACK, Screen, Terminal, Wait, brief, is_for_people, printable, sentence, waiting
 from mmrl.app.plugins.resolve import load
 from mmrl.app.run.context import OnTerminal
 from mmrl.app.run.trackers import Progress
@@ -205,3 +209,45 @@ def test_a_terminal_that_is_gone_does_not_stop_a_run(tmp_path: Path):
     with pytest.raises(OSError, match="gone"):
         screen.write("x")
     file.close()
+
+
+def test_what_takes_a_moment_is_told_while_it_lasts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    told = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert record.getMessage() == "loading model m ..."
+            told.set()
+
+    listener = Listener()
+    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    caplog.set_level("INFO", logger="mmrl.loading")
+    monkeypatch.setattr(module.log, "propagate", False)
+    module.log.addHandler(listener)
+    try:
+        with waiting("loading model m"):
+            assert told.wait(60), "it is told before it ends"
+    finally:
+        module.log.removeHandler(listener)
+
+
+def test_what_is_quick_is_not_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
+    caplog.set_level("INFO", logger="mmrl.loading")
+    monkeypatch.setattr(module.log, "propagate", True)
+    with pytest.raises(ZeroDivisionError), waiting("reading data"):
+        raise ZeroDivisionError
+    assert caplog.messages == []
+
+
+def test_an_end_comes_twice_or_without_a_beginning() -> None:
+    wait = Wait("x")
+    wait.end()
+    wait.begin()
+    wait.end()
+    wait.end()
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, mmrl.app.errors; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,16 +1,13 @@
 """`mmrl.load_data` and `mmrl.load_reward`: shipped plug-ins, and your own, as Python objects."""
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from mmrl.app.config.plug_ins import read_data, reward_of
 from mmrl.app.config.run import DataConfig
-from mmrl.app.reward_model.scorer import Judge, Painter, Scorer, judge_of, painter_of, scorer_of
 from mmrl.app.run.build import load_prompts
 from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Prompt
-from mmrl.serving.scorers.painting import Painting
 
 
 def load_data(use: str, **settings: object) -> Sequence[Prompt] | Iterable[Prompt]:
@@ -43,45 +40,3 @@ def load_reward(use: str, **settings: object) -> Callable[..., Any]:
     """
     table = Table.of({"reward": {"use": use, **settings}}, "mmrl.load_reward")
     return reward_of(use, settings, ("reward",), table)()
-
-
-def load_reward_model(run: str | Path, step: int | None = None, device: str = "auto", trust_remote_code: bool = False) -> Scorer:
-    """The reward model that a run trained: `mmrl.load_reward_model("runs/rm").of_group(group)` gives {axis: score} per sample.
-
-    Args:
-        run: the run's folder.
-        step: its checkpoint; None: the newest.
-        device: auto (the GPU if there is one), cpu, cuda or cuda:1.
-        trust_remote_code: Python files of the run's model may run, with your rights.
-
-    Raises:
-        FileNotFoundError: there is no such run.
-        ValueError: it trained no reward model, its model runs Python files, or the checkpoint is damaged.
-    """
-    return scorer_of(Path(run).expanduser(), step, device, trust_remote_code)
-
-
-def load_judge(run: str | Path, step: int | None = None, device: str = "auto", trust_remote_code: bool = False) -> Judge:
-    """The model that a run trained, to be asked: `mmrl.load_judge("runs/judge").answers([prompt])` gives a sample per prompt.
-
-    Args:
-        run: the run's folder.
-        step: its checkpoint; None: the newest.
-        device: auto (the GPU if there is one), cpu, cuda or cuda:1.
-        trust_remote_code: Python files of the run's model may run, with your rights.
-
-    Raises:
-        FileNotFoundError: there is no such run.
-        ValueError: its model draws, or runs Python files, or the checkpoint is damaged.
-    """
-    return judge_of(Path(run).expanduser(), step, device, trust_remote_code)
-
-
-def load_painter(painting: Painting) -> Painter:
-    """A generator that draws for rewards and worlds: `load_painter(Painting(run="runs/t2i")).draw([(prompt, seed)])`.
-
-    Raises:
-        FileNotFoundError: there is no such model or run.
-        ValueError: it writes, draws no pictures, or runs Python files.
-    """
-    return painter_of(painting)

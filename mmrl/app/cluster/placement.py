@@ -138,7 +138,7 @@ def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], shippe
     engines, rewards, judges = place_engines(config, hosts), place_rewards(cluster, specs, hosts), place_judges(config)
     every = [replace(one, node=node) for node in range(cluster.nodes if cluster.is_local else 1) for one in (*rewards, *judges)]
     refuse_same_ports(cluster, [*engines, *every])
-    overrides = [*engine_overrides(config, [engine.url for engine in engines]), *reward_overrides(config, rewards)]
+    overrides = [*engine_overrides([engine.url for engine in engines]), *reward_overrides(config, rewards)]
     trainers = [trainers_of(cluster, node, hosts, shipped, [*train, *overrides]) for node in range(cluster.nodes)]
     return Placement(tuple(hosts), (*engines, *every, *trainers, *samplers_of(cluster)), tuple(overrides))
 
@@ -247,7 +247,7 @@ def refuse_same_ports(cluster: ClusterConfig, servers: Sequence[Process]) -> Non
         owners[place] = f"{server.name} listens"
 
 
-def engine_overrides(config: RunConfig, urls: Sequence[str]) -> list[str]:
+def engine_overrides(urls: Sequence[str]) -> list[str]:
     """The words that tell trainers where their engines are, in place of how mmrl would start one."""
     if not urls:
         return []

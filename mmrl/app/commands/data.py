@@ -152,10 +152,7 @@ def _refuse_options(options: CheckOptions, what: str) -> None:
 
 
 def _reader(source: Source, table: Table, boxes: str | None) -> tuple[RowReader, BoxHabits | None]:
-    """The reader of a source's rows with the settings of a command line, and what these leave open of how boxes are written.
-
-    Pictures are decoded to their end.
-    """
+    """The reader of a source's rows with the settings of a command line, and what these leave open of how boxes are written."""
     table.values.setdefault("image_root", str(source.root))
     table.values.setdefault("decode", True)
     kind = GroundingLayout if source.guess.data_set == BOXES else Questions

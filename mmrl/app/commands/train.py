@@ -210,9 +210,7 @@ def tell_changes(run: RunDir, step: int | None, changes: Sequence[ChangedSetting
 
 
 def continue_from(job: Job, stages: Sequence[Stage], run: RunDir, ranks: Ranks, is_changed: bool = False) -> int | None:
-    """Restore the trainer from the run's last complete checkpoint, and remove what was written after it.
-
-    Returns the checkpoint's step.
+    """Restore the trainer from the run's last complete checkpoint, whose step it returns, and remove what was written after it.
 
     A run that was killed before its first checkpoint starts again, with the rows of its first stages unless settings changed.
     """

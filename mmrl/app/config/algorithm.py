@@ -219,13 +219,9 @@ BASES = ("grpo", "flow_grpo")
 """What others are compared with: of models that write, of image generators."""
 
 
-def base_of(algorithm: Algorithm) -> Algorithm:
-    return presets()[BASES[algorithm.schedule is not None]]
-
-
 def changes(algorithm: Algorithm) -> str:
     """The slots that differ from grpo or flow_grpo, each with its parts."""
-    base = base_of(algorithm)
+    base = presets()[BASES[algorithm.schedule is not None]]
     found: list[str] = []
     for slot in PART_SLOTS:
         ours, theirs = getattr(algorithm, slot), getattr(base, slot)

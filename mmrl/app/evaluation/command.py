@@ -114,11 +114,6 @@ def of_task(task: str, model: str | None, data: str | None, rewards: Sequence[st
     return resolve(table, (), task)
 
 
-def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) -> Mapping[str, float]:
-    """Evaluate a run's checkpoint, or a config's model as it is; see `run_evaluation`."""
-    return run_evaluation(EvalArguments([name, *overrides], step=step))
-
-
 def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
     """Answer held-out prompts, write every sample and print the numbers, which are returned under their names in metrics.jsonl.
 

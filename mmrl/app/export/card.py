@@ -12,9 +12,9 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.templates import Facts, template_line
 from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.python_objects import is_of_python
-from mmrl.app.report.data import EVAL, RunData, by_prompt, read_rows
+from mmrl.app.report.data import EVAL, RunData, read_rows
 from mmrl.app.report.figures import Estimate, PairedChange, estimates, paired_changes
-from mmrl.app.report.rows import SampleLine
+from mmrl.app.report.rows import SampleLine, Task, by_task
 from mmrl.app.report.words import number, signed
 from mmrl.training.evaluate import Weights
 
@@ -146,8 +146,8 @@ def numbers_again(one: Exported) -> Iterator[str]:
 
 def results(data: RunData, step: int) -> list[str]:
     """The held-out figures before training and at this step as a table, each with its interval."""
-    after = by_prompt(read_rows(data.run, EVAL, [step], data.box_space)) if step in data.run.sample_steps(EVAL) else {}
-    before = by_prompt(data.before) if data.before and data.before[0].line["step"] != step else {}
+    after = by_task(read_rows(data.run, EVAL, [step], data.box_space)) if step in data.run.sample_steps(EVAL) else {}
+    before = by_task(data.before) if data.before and data.before[0].line["step"] != step else {}
     if not after:
         return ["Held-out prompts were not evaluated at this step."]
     if not before:
@@ -172,7 +172,7 @@ def cells(change: PairedChange, now: Estimate) -> tuple[str, ...]:
     return change.name, number(change.before), number(change.after), interval(now), signed(change.difference), moved
 
 
-def alone(after: Mapping[str, Sequence[SampleLine]]) -> list[str]:
+def alone(after: Mapping[Task, Sequence[SampleLine]]) -> list[str]:
     """The figures of one evaluation."""
     return [
         f"On {len(after)} held-out prompts; {HOW}",
@@ -195,7 +195,7 @@ def pictures(data: RunData, step: int, folder: Path) -> Iterator[str]:
     """
     if step not in data.run.sample_steps(EVAL):
         return
-    rows = [rows[0] for rows in by_prompt(read_rows(data.run, EVAL, [step], data.box_space)).values()]
+    rows = [rows[0] for rows in by_task(read_rows(data.run, EVAL, [step], data.box_space)).values()]
     drawn = [row for row in rows if row.line["image"] is not None][:MOST_PICTURES]
     if drawn:
         yield from (

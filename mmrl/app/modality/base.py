@@ -90,10 +90,12 @@ class EvaluationTable(EvaluationSettings):
             raise ValueError(f"evaluation.also has the names {names}: give each its own")
 
     @property
-    def all_weights(self) -> frozenset[str]:
-        """The weights that any way to answer needs."""
+    def weights_beside(self) -> frozenset[str]:
+        """The weights that any way to answer needs beside the live ones."""
         mixed = any(one.base_from is not None for one in (self, *self.also))
-        return frozenset({self.weights, *(one.weights or self.weights for one in self.also), *(["ref"] if mixed else [])})
+        return frozenset(
+            {self.weights, *(one.weights or self.weights for one in self.also), *(["ref"] if mixed else [])} - {"live"}
+        )
 
 
 @dataclass(frozen=True)

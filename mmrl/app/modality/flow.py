@@ -48,13 +48,6 @@ EVALUATION_STEPS = 28
 LOOK_AHEAD = 100
 """Training steps whose plans are looked at before the first one."""
 
-LOADING = Loading(
-    library="diffusers",
-    adapter_library="diffusers",
-    adapter_note="This needs the base model; to run without it, export with --merge. Its scale is in its weights. Tried "
-    "with diffusers and peft; not tried in ComfyUI or kohya's scripts.",
-)
-
 
 class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
     """Image generators that integrate noise to pictures along a schedule."""
@@ -64,7 +57,12 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
     evaluation_keys = ("num_steps", "guidance", "base_from")
     output = "image"
     index_file = "model_index.json"
-    loading = LOADING
+    loading = Loading(
+        library="diffusers",
+        adapter_library="diffusers",
+        adapter_note="This needs the base model; to run without it, export with --merge. Its scale is in its weights. Tried "
+        "with diffusers and peft; not tried in ComfyUI or kohya's scripts.",
+    )
     rates = (3e-4, 1e-5)
     idle_columns = ("guidance", "guidance_scale", "num_steps", "num_inference_steps", "negative_prompt", "seed", "resolution")
 

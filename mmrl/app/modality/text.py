@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 TASKS = {"image": "image-text-to-text", "audio": "audio-text-to-text"}
 """Kind of media that a model takes -> the hub's word for what it does; the first counts."""
-LOADING = Loading(
-    library="transformers",
-    adapter_library="peft",
-    adapter_note="This needs the base model and `pip install peft`; to run without either, export with --merge.",
-)
 
 
 def refuse_cut_samples(policy: TextPolicyConfig, old: str) -> None:
@@ -53,7 +48,11 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
     evaluation_keys = ("sampling",)
     output = "text"
     index_file = "config.json"
-    loading = LOADING
+    loading = Loading(
+        library="transformers",
+        adapter_library="peft",
+        adapter_note="This needs the base model and `pip install peft`; to run without either, export with --merge.",
+    )
     rates = (1e-5, 1e-6)
     idle_columns = ("system", "system_prompt", "temperature", "top_p", "max_tokens", "max_new_tokens", "stop")
 
@@ -194,7 +193,7 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
     evaluation_keys = ("sampling",)
     output = "image"
     index_file = "config.json"
-    loading = LOADING
+    loading = TextModality.loading
     rates = (1e-5, 1e-6)
     idle_columns = ("guidance", "guidance_scale", "temperature", "negative_prompt", "seed", "resolution")
 

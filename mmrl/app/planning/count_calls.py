@@ -97,7 +97,7 @@ class CountedRun:
     policy: Policy[Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        shadows = self.algorithm.shadows | self.config.evaluation.all_weights - {"live"}
+        shadows = self.algorithm.shadows | self.config.evaluation.weights_beside
         modality = modality_of(self.config.policy)
         environment = self.config.environment
         limits = None if environment is None else environment.limits
@@ -109,10 +109,7 @@ class CountedRun:
         self.policy = self.dry_run.policy
 
     def calls(self, worst: bool = False, prompts: Sequence[Prompt] | None = None) -> Calls:
-        """The calls of the second step: the first one also checks that sampling and training agree.
-
-        In the worst case the planner samples as often as it can.
-        """
+        """The calls of the second step, for the first checks ratios, too; in the `worst` case the planner samples all it can."""
         trainer, rewards = self.trainer(worst, prompts)
         self.dry_run.log.clear()
         with silence():

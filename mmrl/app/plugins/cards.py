@@ -63,11 +63,26 @@ class Evidence:
         return f"{compared}; meanwhile {self.watched}, which nothing trained, went {own} (the twin's {other})"
 
 
-@dataclass(frozen=True)
-class MethodCard:
-    """One algorithm."""
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """The facts about a method that every card has."""
 
     name: str
+    """The preset's, or the part's."""
+    missing: str
+    """Parts of the paper that are not implemented; empty if all are."""
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def status(self) -> str:
+        """The word of the overview."""
+        return f"partial: without {self.missing}" if self.missing else "works"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodCard(Card):
+    """One algorithm."""
+
     sentence: str
     """The first line of the preset's document."""
     idea: str
@@ -76,13 +91,6 @@ class MethodCard:
     avoid: str
     bugs: str
     paper: str
-    missing: str
-    """Parts of the paper that are not implemented; empty if all are."""
-    evidence: tuple[Evidence, ...]
-
-    @property
-    def status(self) -> str:
-        return status_of(self.missing)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Words and texts, the evidence last."""
@@ -93,27 +101,13 @@ class MethodCard:
             yield "evidence", one.text
 
 
-@dataclass(frozen=True)
-class PartCard:
+@dataclass(frozen=True, kw_only=True)
+class PartCard(Card):
     """A method that is one part, to be taken with any preset."""
 
-    name: str
-    """The part's."""
     method: str
     take: str
     """The words of a config that take it."""
-    missing: str
-    """Not here, of what the paper has; empty where all of it is."""
-    evidence: tuple[Evidence, ...]
-
-    @property
-    def status(self) -> str:
-        return status_of(self.missing)
-
-
-def status_of(missing: str) -> str:
-    """The word of the overview."""
-    return f"partial: without {missing}" if missing else "works"
 
 
 @cache
@@ -122,8 +116,8 @@ def cards() -> dict[str, MethodCard]:
     written, found, made = tables(), evidence(), dict[str, MethodCard]()
     for name, (document, _) in documents().items():
         own = {key: written.get(name, {}).get(key, "") for key in ("idea", "source", "when", "avoid", "bugs")}
-        facts = {"paper": paper(document), "missing": missing_part(document)}
-        made[name] = MethodCard(name, document.strip().splitlines()[0], **own, **facts, evidence=found.get(name, ()))
+        facts = {"sentence": document.strip().splitlines()[0], "paper": paper(document), "missing": missing_part(document)}
+        made[name] = MethodCard(name=name, **own, **facts, evidence=found.get(name, ()))
     return made
 
 
@@ -177,7 +171,7 @@ def mean_curve(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
 def part_cards() -> list[PartCard]:
     """Methods that are one part of a run."""
     found = evidence()
-    return [PartCard(name, evidence=found.get(name, ()), **table) for name, table in read(PARTS).items()]
+    return [PartCard(name=name, evidence=found.get(name, ()), **table) for name, table in read(PARTS).items()]
 
 
 def not_now() -> list[tuple[str, tuple[str, ...]]]:

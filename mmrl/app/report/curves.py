@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from mmrl.app.report import words
 from mmrl.app.report.charts import Chart, Series, histogram, line_chart
-from mmrl.app.report.data import EVAL, TRAIN, RunData, by_prompt, column, read_rows
+from mmrl.app.report.data import EVAL, TRAIN, RunData, column, read_rows
 from mmrl.app.report.figures import Estimate, estimates
-from mmrl.app.report.rows import mean
+from mmrl.app.report.rows import by_task, mean
 from mmrl.app.run.folder import CHANGED
 from mmrl.app.run.trackers import is_reward
 
@@ -47,7 +47,7 @@ def reward_charts(data: RunData, held: Held | None = None) -> list[Chart | None]
 def evaluations(data: RunData) -> Held:
     """The figures of the evaluations, of at most MAX_FILES of them."""
     rows = {step: read_rows(data.run, EVAL, [step], data.box_space) for step in evenly(data.run.sample_steps(EVAL))}
-    return {step: estimates(by_prompt(own)) for step, own in rows.items()}
+    return {step: estimates(by_task(own)) for step, own in rows.items()}
 
 
 def evenly(steps: Sequence[int]) -> Sequence[int]:

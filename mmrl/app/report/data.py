@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mmrl.app.report.charts import Span
 from mmrl.app.report.figures import PairedChange, paired_changes
-from mmrl.app.report.rows import SampleLine
+from mmrl.app.report.rows import SampleLine, by_task
 from mmrl.app.report.timing import beside_sentence, phases
 from mmrl.app.run.folder import Line, RunDir, also_split, lines_of_changes, read_lines
 from mmrl.app.toml.tables import Values, value_at
@@ -176,22 +176,15 @@ def warning_counts(lines: Iterable[Line]) -> list[tuple[str, int, int]]:
     return [(text, step, count) for text, (step, count) in found.items()]
 
 
-def by_prompt(rows: Sequence[SampleLine]) -> dict[str, list[SampleLine]]:
-    found: dict[str, list[SampleLine]] = {}
-    for row in rows:
-        found.setdefault(row.prompt, []).append(row)
-    return found
-
-
 def pairs(data: RunData) -> list[tuple[SampleLine, SampleLine]]:
     """First sample before and after of every held-out prompt that was evaluated both times, in the order of the data."""
-    after = by_prompt(data.after)
-    return [(rows[0], after[prompt][0]) for prompt, rows in by_prompt(data.before).items() if prompt in after]
+    after = by_task(data.after)
+    return [(rows[0], after[prompt][0]) for prompt, rows in by_task(data.before).items() if prompt in after]
 
 
 def changes(data: RunData) -> list[PairedChange]:
     """Every figure over the prompts evaluated both times."""
-    return paired_changes(by_prompt(data.before), by_prompt(data.after))
+    return paired_changes(by_task(data.before), by_task(data.after))
 
 
 def also_changes(data: RunData) -> dict[str, list[PairedChange]]:
@@ -199,7 +192,7 @@ def also_changes(data: RunData) -> dict[str, list[PairedChange]]:
     found: dict[str, list[PairedChange]] = {}
     for name in data.run.also_names():
         first, last = ends(data.run, also_split(name), data.box_space)
-        found[name] = paired_changes(by_prompt(first), by_prompt(last))
+        found[name] = paired_changes(by_task(first), by_task(last))
     return found
 
 
@@ -229,7 +222,7 @@ def kinds(data: RunData) -> list[tuple[str, dict[str, list[PairedChange]]]]:
     """
     named = map(str, value_at(data.config, "evaluation", "by") or [])
     columns = [*named, *([BOX_SIZE] if any(row.box_size for row in data.before) else [])]
-    before, after = by_prompt(data.before), by_prompt(data.after)
+    before, after = by_task(data.before), by_task(data.after)
     found: list[tuple[str, dict[str, list[PairedChange]]]] = []
     for column in columns:
         of = {prompt: kind_of_row(rows[0], column) for prompt, rows in before.items()}
@@ -292,6 +285,6 @@ def extremes(data: RunData, count: int) -> tuple[list[SampleLine], list[SampleLi
     ranked = sorted(
         (row for row in rows if math.isfinite(row.total)), key=lambda row: (row.total, row.iou if math.isfinite(row.iou) else 0.0)
     )
-    best = [own[0] for own in by_prompt(ranked[::-1]).values()][:count]
+    best = [own[0] for own in by_task(ranked[::-1]).values()][:count]
     taken = {id(row) for row in best}
-    return best, [own[0] for own in by_prompt([row for row in ranked if id(row) not in taken]).values()][:count]
+    return best, [own[0] for own in by_task([row for row in ranked if id(row) not in taken]).values()][:count]

@@ -23,7 +23,6 @@ from mmrl.app.report.data import (
     LEAST_MOVE,
     RunData,
     also_changes,
-    by_prompt,
     change_of,
     changes,
     column,
@@ -35,7 +34,7 @@ from mmrl.app.report.data import (
     regressions,
 )
 from mmrl.app.report.figures import LEAST_PROMPTS, PairedChange
-from mmrl.app.report.rows import SampleLine, Spans, mean
+from mmrl.app.report.rows import SampleLine, Spans, by_task, mean
 from mmrl.app.report.timing import phases, read_steps, step_lines, time_band
 from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.folder import SEEN, Line, RunDir
@@ -263,7 +262,7 @@ class Pair:
 def strips(data: RunData, split: str) -> Iterator[list[SampleLine]]:
     """The first sample of each of the first prompts of a split, at its first step, its last, and some between."""
     steps = evenly(data.run.sample_steps(split), MOST_STEPS)
-    evaluations = [by_prompt(read_rows(data.run, split, [step], data.box_space)) for step in steps]
+    evaluations = [by_task(read_rows(data.run, split, [step], data.box_space)) for step in steps]
     for prompt in list(evaluations[0])[:MOST_PROMPTS] if evaluations else ():
         yield [rows[prompt][0] for rows in evaluations if prompt in rows]
 

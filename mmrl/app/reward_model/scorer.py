@@ -14,7 +14,7 @@ from mmrl.app.modality.registry import AnyModality, modality_of
 from mmrl.app.run.build import with_local_model
 from mmrl.app.run.context import hushed_saving
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.revive import load_state, revive, to_answer
+from mmrl.app.run.revive import load_state, revive
 from mmrl.app.toml.tables import Table
 from mmrl.core.readings import SCORE
 from mmrl.core.types import Group, Prompt, Reading, Request, Sample
@@ -125,21 +125,41 @@ def axes_of(run: Path, trusted: bool = False) -> tuple[RunConfig, tuple[str, ...
     return config, axes
 
 
-def scorer_of(run: Path, step: int | None = None, device: str = "auto", trusted: bool = False) -> Scorer:
-    """The reward model of a run's checkpoint `step`, or of its newest; loaded once per process.
+def load_reward_model(run: str | Path, step: int | None = None, device: str = "auto", trust_remote_code: bool = False) -> Scorer:
+    """The reward model that a run trained: `mmrl.load_reward_model("runs/rm").of_group(group)` gives {axis: score} per sample.
+
+    Args:
+        run: the run's folder.
+        step: its checkpoint; None: the newest.
+        device: auto (the GPU if there is one), cpu, cuda or cuda:1.
+        trust_remote_code: Python files of the run's model may run, with your rights.
 
     Raises:
-        FileNotFoundError, ValueError: as `axes_of`; CheckpointError where the checkpoint is damaged or not there.
+        FileNotFoundError: there is no such run.
+        ValueError: it trained no reward model, its model runs Python files, or the checkpoint is damaged.
     """
-    config, axes = axes_of(run, trusted)
-    held = hold_policy(run, config, step, device)
+    place = Path(run).expanduser()
+    config, axes = axes_of(place, trust_remote_code)
+    held = hold_policy(place, config, step, device)
     return Scorer(cast(PolicyNet, held.model).policy, axes, held)
 
 
-def judge_of(run: Path, step: int | None = None, device: str = "auto", trusted: bool = False) -> Judge:
-    """The judge of a run's checkpoint `step`, or of its newest; loaded once per process. Raises as `scorer_of`."""
-    config = config_of(run, trusted)
-    held = hold_policy(run, config, step, device)
+def load_judge(run: str | Path, step: int | None = None, device: str = "auto", trust_remote_code: bool = False) -> Judge:
+    """The model that a run trained, to be asked: `mmrl.load_judge("runs/judge").answers([prompt])` gives a sample per prompt.
+
+    Args:
+        run: the run's folder.
+        step: its checkpoint; None: the newest.
+        device: auto (the GPU if there is one), cpu, cuda or cuda:1.
+        trust_remote_code: Python files of the run's model may run, with your rights.
+
+    Raises:
+        FileNotFoundError: there is no such run.
+        ValueError: its model draws, or runs Python files, or the checkpoint is damaged.
+    """
+    place = Path(run).expanduser()
+    config = config_of(place, trust_remote_code)
+    held = hold_policy(place, config, step, device)
     return Judge(cast(PolicyNet, held.model).policy, config.evaluation.sampling, held)
 
 
@@ -227,17 +247,18 @@ class Painter:
         run = RunDir.open(Path(self.painting.run).expanduser()) if self.painting.run else None
         state = None if run is None else load_state(run, self.painting.step)
         with keep_random_state(), hushed_saving():
-            policy: Any = revive(self.config, run, state, to_answer(self.config))
+            policy: Any = revive(self.config, run, state, self.config.evaluation.weights_beside)
         if run is None and self.config.policy.dtype == "bfloat16":
             policy.net.bfloat16()  # nothing trains, so no float32 copy is needed
         return PaintersParts(policy, self.modality.parts(policy))
 
 
-def painter_of(painting: Painting) -> Painter:
-    """The painter of a table, from config files alone; its weights load with its first picture.
+def load_painter(painting: Painting) -> Painter:
+    """A generator that draws for rewards and worlds: `load_painter(Painting(run="runs/t2i")).draw([(prompt, seed)])`.
 
-    Raises FileNotFoundError without such a model or run, and ValueError for one that writes, draws other things than pictures, or
-    does not draw from text.
+    Raises:
+        FileNotFoundError: there is no such model or run.
+        ValueError: it writes, draws no pictures, or runs Python files.
     """
     if painting.server:
         raise ValueError(f"{painting.place} draws in another process: Painting.painter() asks it")

@@ -15,7 +15,7 @@ from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.report.figures import Estimate, estimate
 from mmrl.app.report.words import table
-from mmrl.app.reward_model.scorer import Scorer, scorer_of
+from mmrl.app.reward_model.scorer import Scorer, load_reward_model
 from mmrl.app.run.build import load_prompts
 from mmrl.app.run.folder import RunDir
 from mmrl.core.types import Prompt
@@ -49,7 +49,7 @@ def train_reward_model(given: TrainArguments) -> RunDir:
     if os.environ.get("RANK", "0") != "0":
         return run
     if pairs is not None:
-        found = agreement(scorer_of(run.path, trusted=True), pairs)
+        found = agreement(load_reward_model(run.path, trust_remote_code=True), pairs)
         write_agreement(found, run)
         print_agreement(found)
     Terminal().print(f'in a config: [[reward]] use = "{run.path}"', markup=False, highlight=False, soft_wrap=True)

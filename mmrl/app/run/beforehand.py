@@ -91,24 +91,17 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
 def check_axes(config: RunConfig) -> None:
     """Refuse scores and values of an axis that the policy's head does not have, and values that no term trains."""
     algorithm = config.algorithm.algorithm
-    if any(reading.quantity == VALUE.quantity for reading in algorithm.all_reads):
-        if not isinstance(config.policy, TextPolicyConfig):
-            raise ValueError(
-                f"algorithm {config.algorithm.label} reads what a value head expects, which models that write have alone: take "
-                "another advantage"
-            )
-        if VALUE.quantity not in config.policy.scores:
-            raise ValueError(
-                f"algorithm {config.algorithm.label} reads what a value head expects, and the policy has none: set "
-                f'policy.scores = ["{VALUE.quantity}"]'
-            )
-        if VALUE not in algorithm.live_reads:
-            raise ValueError(
-                f"algorithm {config.algorithm.label} reads what a value head expects, and no term trains the head: add "
-                '{kind = "ValueFit", coef = 0.5} to algorithm.objective'
-            )
-    asked = [reading.quantity for reading in algorithm.live_reads if reading.quantity.startswith(SCORE)]
     axes = getattr(config.policy, "scores", ())
+    reads_values = any(reading.quantity == VALUE.quantity for reading in algorithm.all_reads)
+    reasons = {
+        "which models that write have alone: take another advantage": not isinstance(config.policy, TextPolicyConfig),
+        f'and the policy has none: set policy.scores = ["{VALUE.quantity}"]': VALUE.quantity not in axes,
+        'and no term trains the head: add {kind = "ValueFit", coef = 0.5} to algorithm.objective': VALUE
+        not in algorithm.live_reads,
+    }
+    for reason in [reason for reason, holds in reasons.items() if reads_values and holds]:
+        raise ValueError(f"algorithm {config.algorithm.label} reads what a value head expects, {reason}")
+    asked = [reading.quantity for reading in algorithm.live_reads if reading.quantity.startswith(SCORE)]
     missing = [name.removeprefix(SCORE) for name in asked if name.removeprefix(SCORE) not in axes]
     if missing:
         raise ValueError(

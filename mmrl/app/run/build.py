@@ -162,7 +162,7 @@ def with_rewards(
 
 def shadows_of(config: RunConfig, algorithm: Algorithm) -> frozenset[str]:
     """The weights that a run keeps beside the live ones."""
-    return algorithm.shadows | config.evaluation.all_weights - {"live"}
+    return algorithm.shadows | config.evaluation.weights_beside
 
 
 def stage_policy(policy: Policy, config: RunConfig, algorithm: Algorithm) -> Policy:

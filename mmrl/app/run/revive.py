@@ -77,11 +77,6 @@ def wanted_part(state: State, policy: Policy, run: RunDir) -> State:
     return state | {"shadows": {name: kept[name] for name in policy.shadows}}
 
 
-def to_answer(config: RunConfig) -> frozenset[str]:
-    """The weights that answer held-out prompts, beside the live ones."""
-    return frozenset(config.evaluation.all_weights - {"live"})
-
-
 @dataclass(frozen=True)
 class EvaluationPlan:
     """All that is known of an evaluation without a model."""
@@ -156,7 +151,7 @@ def prepare(asked: EvaluationPlan, ranks: Ranks, accelerator: Accelerator | None
             raise ValueError(f"reward {reward.label!r} {missing}")
     space = modality.box_space(config.policy)
     rewards = reward_runners(config, loaded, more, space)[1]
-    policy = revive(asked.config, asked.run, asked.state, to_answer(config), ranks, accelerator)
+    policy = revive(asked.config, asked.run, asked.state, config.evaluation.weights_beside, ranks, accelerator)
     nothing_trains = replace(config.algorithm.algorithm, schedule=None, objective=())
     modality.warn_after_load(policy, nothing_trains, config.evaluation, asked.prompts)
     config = replace(config, evaluation=replace(config.evaluation, num_prompts=len(asked.prompts)))
@@ -207,7 +202,7 @@ def answer(run: RunDir, config: RunConfig, prompt: Prompt, step: int | None = No
     modality.check_prompts(local, [prompt])
     with deterministic(config.deterministic), distributed_run() as (accelerator, _):
         begin_random_state(config.seed)
-        policy = revive(config, run, state, to_answer(config), accelerator=accelerator)
+        policy = revive(config, run, state, config.evaluation.weights_beside, accelerator=accelerator)
         request = Request(prompt, 1, 0, model=MODELS[evaluation.weights], seed=number)
         with waiting("answering" if modality.name == "text" else "drawing"):
             sample = policy.rollout([request], modality.eval_sampling(evaluation)).groups[0].samples[0]

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -21,6 +21,11 @@ NAMES = ("tensorboard", "wandb", "trackio")
 
 Service = Any
 """A tracker of accelerate: of tensorboard, wandb or trackio, each with calls of its own."""
+Rows = list[Line]
+Pictures = Sequence[tuple[str, Image.Image, str]]
+"""Tag, picture and caption of each."""
+Clips = Sequence[tuple[str, Path, str]]
+"""Tag, .mp4 file and caption of each."""
 
 
 class AccelerateTrackers(Callback):
@@ -74,46 +79,22 @@ class AccelerateTrackers(Callback):
         rows: list[Line] = hide_in_json(example_rows(chosen, scores))
         texts, shows_clips = captions(rows), not {"wandb", "trackio"}.isdisjoint(self.trackers)
         pictures = [
-            PictureFile(f"{split}/{group.prompt.id}/{place}", picture, text)
+            (f"{split}/{group.prompt.id}/{place}", picture, text)
             for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
             for place, picture, text in pictures_of(group, own)
         ]
         clips = [
-            ClipFile(f"{split}/{group.prompt.id}/sample-{i}-clip", file, own[i])
+            (f"{split}/{group.prompt.id}/sample-{i}-clip", file, own[i])
             for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
             for i, sample in enumerate(group.samples)
             if shows_clips and (file := write_clip(self.media, sample)) is not None
         ]
         for name, tracker in self.trackers.items():
-            EXAMPLES[name](tracker, step, split, Show(rows, pictures, clips))
+            EXAMPLES[name](tracker, step, split, rows, pictures, clips)
 
     def close(self) -> None:
         for tracker in self.trackers.values():
             tracker.finish()
-
-
-class PictureFile(NamedTuple):
-    """One picture, and what there is to say about it."""
-
-    tag: str
-    picture: Image.Image
-    caption: str
-
-
-class ClipFile(NamedTuple):
-    """One .mp4 file, and what there is to say about it."""
-
-    tag: str
-    file: Path
-    caption: str
-
-
-class Show(NamedTuple):
-    """The samples of some groups, as services show them."""
-
-    rows: list[Line]
-    pictures: Sequence[PictureFile]
-    clips: Sequence[ClipFile]
 
 
 def start_service(name: str, folder: Path, project: str) -> Service:
@@ -132,38 +113,38 @@ def start_service(name: str, folder: Path, project: str) -> Service:
     return tracker
 
 
-def show_in_tensorboard(tracker: Service, step: int, split: str, show: Show) -> None:
-    tracker.log({f"{split}/completions": markdown_table(show.rows)}, step=step)
-    for tag, picture, _ in show.pictures:
+def show_in_tensorboard(tracker: Service, step: int, split: str, rows: Rows, pictures: Pictures, clips: Clips) -> None:
+    tracker.log({f"{split}/completions": markdown_table(rows)}, step=step)
+    for tag, picture, _ in pictures:
         tracker.log_images({tag: np.asarray(picture)[None]}, step=step, dataformats="NHWC")
 
 
-def show_in_wandb(tracker: Service, step: int, split: str, show: Show) -> None:
+def show_in_wandb(tracker: Service, step: int, split: str, rows: Rows, pictures: Pictures, clips: Clips) -> None:
     import wandb  # pyright: ignore[reportMissingImports] - part of the extra [track]
 
-    if show.rows:
-        columns, data = list(show.rows[0]), [list(row.values()) for row in show.rows]
+    if rows:
+        columns, data = list(rows[0]), [list(row.values()) for row in rows]
         tracker.log_table(f"{split}/completions", columns=columns, data=data, step=step)
-    if show.pictures:
-        shown = [wandb.Image(picture, caption=caption) for _, picture, caption in show.pictures]
+    if pictures:
+        shown = [wandb.Image(picture, caption=caption) for _, picture, caption in pictures]
         tracker.log({f"{split}/pictures": shown}, step=step)
-    if show.clips:
-        moving = [wandb.Video(str(file), caption=caption, format="mp4") for _, file, caption in show.clips]
+    if clips:
+        moving = [wandb.Video(str(file), caption=caption, format="mp4") for _, file, caption in clips]
         tracker.log({f"{split}/clips": moving}, step=step)
 
 
-def show_in_trackio(tracker: Service, step: int, split: str, show: Show) -> None:
+def show_in_trackio(tracker: Service, step: int, split: str, rows: Rows, pictures: Pictures, clips: Clips) -> None:
     import pandas
     import trackio  # pyright: ignore[reportMissingImports] - part of the extra [track]
 
-    tracker.log({f"{split}/completions": trackio.Table(dataframe=pandas.DataFrame(show.rows))}, step=step)
-    for tag, picture, caption in show.pictures:
+    tracker.log({f"{split}/completions": trackio.Table(dataframe=pandas.DataFrame(rows))}, step=step)
+    for tag, picture, caption in pictures:
         tracker.log({tag: trackio.Image(picture, caption=caption)}, step=step)
-    for tag, file, caption in show.clips:
+    for tag, file, caption in clips:
         tracker.log({tag: trackio.Video(str(file), caption=caption, format="mp4")}, step=step)
 
 
-EXAMPLES: dict[str, Callable[[Service, int, str, Show], None]] = {
+EXAMPLES: dict[str, Callable[[Service, int, str, Rows, Pictures, Clips], None]] = {
     "tensorboard": show_in_tensorboard,
     "wandb": show_in_wandb,
     "trackio": show_in_trackio,

@@ -21,7 +21,7 @@ from mmrl.app.report.words import table
 from mmrl.app.run.build import held_out_prompts, load_rewards, named_reward, with_local_model
 from mmrl.app.run.context import console, distributed_run
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.revive import load_state, revive, to_answer
+from mmrl.app.run.revive import load_state, revive
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Prompt, Value
@@ -146,7 +146,7 @@ def measure_run(recipe: Recipe, planned: Sequence[Planned], run: RunDir | None, 
     with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
         seed(config.seed)
         state = None if run is None else load_state(run)
-        policy = revive(config, run, state, to_answer(config), ranks, accelerator)
+        policy = revive(config, run, state, config.evaluation.weights_beside, ranks, accelerator)
         found: list[Measured] = []
         everyone: list[Answered] = []
         for one in planned:

@@ -3,8 +3,10 @@
 import multiprocessing
 import os
 import signal
+import sys
+import types
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,17 @@ import torch
 from PIL import Image
 
 import mmrl
+from mmrl.app.api.inputs import Lent, as_prompts, kind_for, kind_of_model, merge, policy_table
+from mmrl.app.api.notebook import Html, NotebookProgress, in_notebook
 from mmrl.app.commands.train import TrainArguments, train
+from mmrl.app.config.algorithm import assemble
 from mmrl.app.plugins.catalog import find_config
+from mmrl.app.plugins.python_objects import find_object, is_of_python, offer
+from mmrl.app.toml.tables import Table
+from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.policies.text.settings import Sampling
+from mmrl.training.callbacks import Examples
+from tests.support.each import for_each
 
 PICTURE = Image.new("RGB", (32, 32), "red")
 PROMPTS = [mmrl.Prompt(str(i), f"Where is {i}?", media=(PICTURE,), answer=mmrl.Box(2, 2, 20, 20)) for i in range(4)]
@@ -190,3 +201,135 @@ def test_a_program_that_its_own_processes_would_run_again_is_told_to_guard_its_c
     with pytest.raises(RuntimeError, match=r"it calls mmrl\.fit outside of `if __name__ == \"__main__\":`"):
         run(tmp_path / "run", steps=1)
     assert not (tmp_path / "run").exists()
+
+
+def one(group: mmrl.Group) -> list[float]:
+    return [1.0 for _ in group.samples]
+
+
+@dataclass(frozen=True)
+class Minus:
+    """r - shift: a part that mmrl does not ship."""
+
+    shift: float = 0.5
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        values = (scores.total() - self.shift)[:, None].expand_as(rollouts.action_mask)
+        return Credit(values, scores.total().isfinite())
+
+
+@for_each("name", sorted(mmrl.presets))
+def test_every_preset_is_recognised(name: str):
+    algorithm = mmrl.presets[name]
+    table = Lent().algorithm(algorithm)
+    assert assemble(Table.of({"algorithm": table}, "test")).algorithm == algorithm and "preset" in table
+
+
+@for_each("name", sorted(mmrl.presets))
+def test_an_altered_preset_comes_back_whole(name: str):
+    algorithm = replace(mmrl.presets[name], group_size=40)
+    table = Lent().algorithm(algorithm)
+    assert assemble(Table.of({"algorithm": table}, "test")).algorithm == algorithm
+
+
+def test_a_part_of_ones_own_is_lent():
+    lent = Lent()
+    algorithm = replace(mmrl.presets["dr_grpo"], advantage=Minus(0.25))
+    table = lent.algorithm(algorithm)
+    assert table["advantage"] == {"use": "python:Minus", "shift": 0.25}
+    with offer(lent.objects):
+        assert assemble(Table.of({"algorithm": table}, "test")).algorithm == algorithm
+
+
+def test_rewards_have_names_of_their_own():
+    lent = Lent()
+    tables = [lent.reward(reward) for reward in (one, {"use": one, "weight": 0.5}, lambda group: [], "iou=0.2")]
+    assert tables == [
+        {"use": "python:one"},
+        {"use": "python:one_2", "weight": 0.5},
+        {"use": "python:reward"},
+        {"use": "iou", "weight": 0.2},
+    ]
+    with offer(lent.objects):
+        assert find_object("python:one") is one
+    with pytest.raises(ValueError, match="'python:one' was an object of a Python program"):
+        find_object("python:one")
+
+
+def test_texts_are_numbered_prompts():
+    assert as_prompts(["a", "b"], "prompts") == [mmrl.Prompt("0", "a"), mmrl.Prompt("1", "b")]
+
+
+def test_what_is_neither_prompt_nor_reward_is_named():
+    with pytest.raises(TypeError, match=r"prompts\[1\] is int: give mmrl.Prompt objects, or texts"):
+        as_prompts(["a", 3], "prompts")
+    with pytest.raises(TypeError, match="a reward is 3: give a function of a group"):
+        Lent().reward(3)
+
+
+def test_the_kind_of_policy_follows_the_algorithm_or_the_model():
+    assert [kind_for(name) for name in ("dapo", "flow_grpo", {"preset": "cps"}, {}, {"schedule": {"kind": "Full"}})] == [
+        *("text", "flow", "flow", "text", "flow")
+    ]
+    assert [kind_of_model(name) for name in ("tiny:sd3", "tiny:shapes", "tiny:qwen3_vl", "hub/name")] == [
+        *("flow", "flow", "text", "text")
+    ]
+
+
+def test_a_policy_is_a_name_a_table_or_its_settings():
+    assert policy_table("m", "text") == {"kind": "text", "model": "m"}
+    config = mmrl.TextPolicyConfig("m", sampling=Sampling(max_new_tokens=7))
+    assert policy_table(config, "flow")["sampling"]["max_new_tokens"] == 7
+    assert policy_table({"model": "m", "kind": "flow"}, "text") == {"kind": "flow", "model": "m"}
+
+
+def test_tables_are_laid_over_each_other():
+    assert merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": (1, 2)}) == {"a": {"b": 3, "c": 2}, "d": [1, 2]}
+    assert is_of_python({"reward": [{"use": "python:x"}]}) and not is_of_python({"reward": [{"use": "iou"}]})
+
+
+NOTHING = Examples([], Scores((), torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.long), torch.zeros(0)))
+
+
+class Cell:
+    """A cell's output."""
+
+    def __init__(self) -> None:
+        self.pages: list[str] = []
+
+    def __call__(self, page: Html) -> "Cell":
+        self.pages.append(page._repr_html_())
+        return self
+
+    def update(self, shown: object) -> None:
+        assert isinstance(shown, Html)
+        self.pages.append(shown._repr_html_())
+
+
+def test_a_cell_is_replaced_now_and_then_and_at_the_end():
+    now, cell = [0.0], Cell()
+    progress = NotebookProgress(10, cell, every_s=5.0, clock=lambda: now[0])
+    progress.after_evaluation(0, {"eval/total": 0.25, "eval/<b>": 0.5, "eval/a/part": 1.0}, NOTHING)
+    for step in range(1, 11):
+        now[0] += 2.0
+        progress.after_step(step, {"reward/total": 0.1 * step}, None)
+    progress.close()
+    # the beginning, the evaluation, steps 3, 6, 9 and 10, the end
+    assert len(cell.pages) == 7
+    assert 'max="10" value="0"' in cell.pages[0] and "<svg" not in cell.pages[0]
+    assert "step 0, held out: total 0.250, &lt;b&gt; 0.500" in cell.pages[1]
+    assert "step 3/10, 14 s left" in cell.pages[2] and "<svg" in cell.pages[2]
+    assert 'value="10"' in cell.pages[-1]
+
+
+@pytest.mark.parametrize(("shell", "expected"), [("ZMQInteractiveShell", True), ("TerminalInteractiveShell", False)])
+def test_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch, shell: str, expected: bool):
+    ipython = types.ModuleType("IPython")
+    vars(ipython)["get_ipython"] = lambda: type(shell, (), {})()
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert in_notebook() is expected
+
+
+def test_a_script_is_no_notebook(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not in_notebook()

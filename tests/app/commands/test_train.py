@@ -1,5 +1,6 @@
 """`mmrl train` on a chain of stages: its steps, its reference, its kills, and what other commands say of it."""
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -142,3 +143,26 @@ def test_a_chain_begins_from_the_adapter_of_another_tool_or_from_its_merged_fold
     assert abs(losses["adapter"][0] - losses["bare"][0]) > 1e-2
     saved = Checkpoints(RunDir(tmp_path / "run-adapter").checkpoints).load(2)["policy"]["weights"]
     assert {weight.size(0) for name, weight in saved.items() if "lora_A" in name} == {4}, "its own rank, not the run's"
+
+
+def test_a_real_step_is_recorded_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = tmp_path / "run"
+    train(TrainArguments(["tiny/flow", "steps=2", "evaluation.num_prompts=0"], output=run, profile="2"))
+    file = run / "profile" / "step-2.json.gz"
+    assert f"trace of step 2: {file}" in capsys.readouterr().err.replace("\n", "")
+    with gzip.open(file, "rt") as lines:
+        events = json.load(lines)["traceEvents"]
+    spans = {event["name"]: event for event in events if event.get("cat") == "user_annotation"}
+    assert {"step", "rollout", "generate", "decode", "reward", "read", "update", "forward", "backward", "optimizer"} <= set(spans)
+    inside, around = spans["generate"], spans["rollout"]
+    assert around["ts"] <= inside["ts"] and inside["ts"] + inside["dur"] <= around["ts"] + around["dur"]
+    with pytest.raises(ValueError, match="the run goes on after step 2: choose steps from 3 on"):
+        train(TrainArguments(["steps=4"], resume=run, profile="2"))
+
+
+@pytest.mark.parametrize(("steps", "message"), [("4", "the run ends after step 3"), ("1..2", "write a step such as 3")])
+def test_steps_that_the_run_does_not_take_are_refused_at_once(tmp_path: Path, steps: str, message: str):
+    words = ["tiny/flow", "steps=3", "policy.model=nowhere"]
+    with pytest.raises(ValueError, match=message):
+        train(TrainArguments(words, output=tmp_path / "run", profile=steps))
+    assert not (tmp_path / "run").exists()

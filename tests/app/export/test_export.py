@@ -1,25 +1,42 @@
 import gc
 import json
+import os
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
 
+from mmrl.app.commands.train import run_training
 from mmrl.app.config.run import load
-from mmrl.app.export.export import export, without_folders
+from mmrl.app.errors import sentence
+from mmrl.app.export.export import WEIGHTS, check_push, export, export_and_push, push_folder, without_folders
 from mmrl.app.modality.text import TextModality
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import revive
 from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scores
+from mmrl.lab.models import tiny_model
+from mmrl.lab.tiny.text.vlms import build
 from mmrl.lab.tiny.text.vlms import build as build_tiny
-from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
+from mmrl.runtime.net import offline
 from mmrl.training.callbacks import Examples
 from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
+from tests.policies.text.families.test_hearing import GEMMA, MOE, THINKER, whole
+from tests.support.flow_runs import Make
+from tests.support.hub import TOKEN, Hub, small_hub
+from tests.support.text_policies import LATE, make
 
 CONFIG = """steps = 5
 prompts_per_step = 4
@@ -187,3 +204,273 @@ def test_the_policy_is_gone_before_weights_are_merged(run_of: Any, tmp_path: Pat
     monkeypatch.setattr(TextModality, "merge", lambda *_: alive.append(policies()))
     export(run.path, tmp_path / "merged", merge=True)
     assert alive == [before]
+
+
+WORDS = ("steps=1", "output=run", "policy.lora.rank=2", "policy.lora.alpha=6", "optimizer.lr=0.1", "evaluation.num_prompts=2")
+
+
+def pipeline_from(family: str) -> Any:
+    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+    base = tiny_model(f"tiny:{family}", "flow")
+    absent = {"text_encoder_3": None, "tokenizer_3": None} if family == "sd3" else {}
+    return DiffusionPipeline.from_pretrained(base, **absent)
+
+
+def added(family: str, load: Callable[[Any], object]) -> dict[str, torch.Tensor]:
+    """What an adapter that `load` puts into the pipeline adds to each weight of its network."""
+    plain, pipeline = pipeline_from(family), pipeline_from(family)
+    load(pipeline)
+    pipeline.fuse_lora()
+    pipeline.unload_lora_weights()
+    return differences(network(plain), network(pipeline))
+
+
+def network(pipeline: Any) -> Any:
+    return pipeline.unet if hasattr(pipeline, "unet") else pipeline.transformer
+
+
+def differences(before: Any, after: Any) -> dict[str, torch.Tensor]:
+    old = before.state_dict()
+    found = {name: weight - old[name] for name, weight in after.state_dict().items()}
+    return {name: change for name, change in found.items() if change.any()}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one and one.keys() == other.keys()
+    for name, change in one.items():
+        torch.testing.assert_close(change, other[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def trained(make: Make) -> Callable[[str], RunDir]:
+    return lambda family: run_training(make(*WORDS, f"policy.model=tiny:{family}"))
+
+
+def test_no_program_needs_the_metadata_to_apply_an_adapter_in_full(trained: Any, tmp_path: Path) -> None:
+    run = trained("sd3")
+    out, merged = export(run.path, tmp_path / "out"), export(run.path, tmp_path / "merged", merge=True)
+    by_diffusers = added("sd3", lambda pipeline: pipeline.load_lora_weights(out))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    save_file(load_file(out / WEIGHTS), bare / WEIGHTS)
+    assert_same(by_diffusers, added("sd3", lambda pipeline: pipeline.load_lora_weights(bare)))
+    whole = type(network(pipeline_from("sd3"))).from_pretrained(merged / "transformer")
+    assert_same(by_diffusers, differences(network(pipeline_from("sd3")), whole))
+
+
+def test_the_card_of_an_adapter_for_peft_loads_it(trained: Any, tmp_path: Path) -> None:
+    run = trained("sd3")
+    out = export(run.path, tmp_path / "peft", form="peft")
+    assert sorted(file.name for file in out.glob("*.safetensors")) == ["adapter_model.safetensors"]
+    base = tiny_model("tiny:sd3", "flow")
+    code = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code.replace("THIS_FOLDER", str(out)).replace("tiny:sd3", str(base)), names)
+    whole = names["pipeline"].transformer.merge_and_unload()
+    plain = export(run.path, tmp_path / "out")
+    assert_same(differences(network(pipeline_from("sd3")), whole), added("sd3", lambda pipe: pipe.load_lora_weights(plain)))
+
+
+def test_kohyas_names_and_alphas_mean_the_same(trained: Any, tmp_path: Path) -> None:
+    run = trained("sd15")
+    out, kohya = export(run.path, tmp_path / "out"), export(run.path, tmp_path / "kohya", form="kohya")
+    names = set(load_file(kohya / WEIGHTS))
+    assert all(name.startswith("lora_unet_") for name in names)
+    assert {name.rpartition(".")[0].removesuffix(".lora_down") for name in names if ".lora_down" in name} == {
+        name.removesuffix(".alpha") for name in names if name.endswith(".alpha")
+    }
+    loads = [lambda pipe, folder=folder: pipe.load_lora_weights(folder) for folder in (out, kohya)]
+    assert_same(*(added("sd15", load) for load in loads))
+
+
+def test_forms_that_a_model_has_not_are_refused_before_it_is_loaded(trained: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    run = trained("sd3")
+    monkeypatch.setattr("mmrl.app.export.export.revive", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(ValueError, match="--form kohya writes the names of Stable Diffusion's UNet"):
+        export(run.path, tmp_path / "out", form="kohya")
+    with pytest.raises(ValueError, match=r"--form peft is about adapters.*leave --form out"):
+        export(run.path, tmp_path / "out", merge=True, form="peft")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_card_shows_the_first_held_out_pictures(trained: Any, tmp_path: Path) -> None:
+    run = trained("sd3")
+    out = export(run.path, tmp_path / "out")
+    card = (out / "README.md").read_text().partition("## Pictures")[2]
+    lines = [json.loads(line) for line in run.samples_file("eval", 1).read_text().splitlines()]
+    assert "The first 2 held-out prompts at step 1" in card
+    for i, text in enumerate(dict.fromkeys(line["text"] for line in lines)):
+        assert f"![Picture {i + 1}](samples/{i}.png)\n\n    {text}\n" in card
+        Image.open(out / "samples" / f"{i}.png").verify()
+
+
+PUSHED = """steps = 1
+prompts_per_step = 4
+[algorithm]
+preset = "dr_grpo"
+minibatches = 1
+[policy]
+model = "{model}"
+[data]
+use = "grounding_jsonl"
+path = "/home/somebody/boxes.jsonl"
+[[reward]]
+use = "iou"
+"""
+NAME = "me/my-model"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub that this process speaks with, uploading by LFS."""
+    from huggingface_hub import constants
+
+    with small_hub() as found:
+        for name in offline.SWITCHES:
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_ENDPOINT", found.address)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr(constants, "ENDPOINT", found.address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "out"
+    made.mkdir()
+    (made / "README.md").write_text("---\nlibrary_name: peft\n---\n# mine\n")
+    (made / "model.safetensors").write_bytes(bytes(range(256)) * 20)
+    (made / "part").mkdir()
+    (made / "part" / "config.json").write_text("{}")
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_the_command_says_what_it_pushes_and_pushes_that(tmp_path: Path) -> None:
+    base = build_tiny("qwen3_vl", tmp_path / "tiny-qwen")
+    run = RunDir.create(tmp_path / "run")
+    run.config_file.write_text(PUSHED.format(model=base))
+    policy = revive(load(str(run.config_file)).config, None, None)
+    Checkpoints(run.checkpoints).save(1, {"index": 1, "policy": policy.state_dict()}, Ranks())
+    kept = {name: value for name, value in os.environ.items() if name not in offline.SWITCHES}
+    with small_hub() as hub:
+        told = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "hf")}
+        words = [sys.executable, "-m", "mmrl", "export", str(run.path), str(tmp_path / "out"), "--push", NAME, "--private"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=kept | told, check=False)
+    assert done.returncode == 0, done.stderr
+    pushed = hub.repositories[NAME]
+    assert pushed.private and pushed.commits == ["Export of a run of mmrl"]
+    assert pushed.files == contents(tmp_path / "out") and hub.blobs, "weights came by LFS"
+    first = done.stdout.splitlines()[0]
+    assert re.fullmatch(rf"pushing {len(pushed.files)} files, [\d.]+ [kM]B, to {NAME} \(private\):", first)
+    assert all(f"  {name}  " in done.stdout for name in pushed.files)
+    assert done.stdout.splitlines()[-1] == f"{hub.address}/{NAME}"
+    assert {"README.md", "prompt_template.json", "run.toml", "config.json", "model.safetensors"} <= pushed.files.keys()
+    assert json.loads(pushed.files["prompt_template.json"])["template"] == "none"
+    assert b"somebody" not in b"".join(pushed.files.values())
+
+
+def test_a_second_push_is_a_second_commit_and_private_is_never_public(hub: Hub, folder: Path) -> None:
+    console = Console(quiet=True)
+    check_push(NAME)
+    push_folder(folder, NAME, False, console)
+    (folder / "README.md").write_text("---\nlibrary_name: peft\n---\n# other\n")
+    push_folder(folder, NAME, False, console)
+    assert len(hub.repositories[NAME].commits) == 2 and hub.repositories[NAME].files == contents(folder)
+    asked = len(hub.asked)
+    with pytest.raises(ValueError, match="it is there already, and public: make it private in its settings"):
+        push_folder(folder, NAME, True, console)
+    assert not any("commit" in request or "blob" in request for request in hub.asked[asked:])
+
+
+@pytest.mark.parametrize("name", ["model", "me/you/model", "me/", "me/a model", "me/-model", "me/model.git", ""])
+def test_a_wrong_name_is_refused_before_anything_is_asked(hub: Hub, name: str) -> None:
+    with pytest.raises(ValueError, match="write OWNER/NAME"):
+        check_push(name)
+    assert hub.asked == []
+
+
+def test_without_token_or_network_nothing_is_exported(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ValueError, match=r"the hub answered 401 .*it does not know the token: run `hf auth login`"):
+        export_and_push(lambda: export(tmp_path / "run", tmp_path / "new"), NAME, False)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ValueError, match="there is no token for the Hugging Face hub"):
+        check_push(NAME)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(FileNotFoundError, match=r"cannot be reached .*check the network, or export without --push"):
+        check_push(NAME)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match="nothing goes to the hub while HF_HUB_OFFLINE"):
+        check_push(NAME)
+    with pytest.raises(ValueError, match="name it with --push OWNER/NAME, or leave --private out"):
+        export_and_push(lambda: export(tmp_path / "run", tmp_path / "new"), None, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_the_hub_refuses_is_one_sentence(hub: Hub, folder: Path) -> None:
+    console = Console(quiet=True)
+    with pytest.raises(ValueError, match=r"--push you/model: the hub answered 403 .*the token may not write there") as refused:
+        push_folder(folder, "you/model", False, console)
+    assert "\n" not in sentence(refused.value)
+    hub.refuses_blobs = True
+    with pytest.raises((ValueError, FileNotFoundError), match="--push me/my-model: the ") as broken:
+        push_folder(folder, NAME, False, console)
+    assert hub.repositories[NAME].commits == [] and "\n" not in sentence(broken.value)
+
+
+RARE = pytest.mark.evidence
+
+
+def moved_adapter(folder: str, out: Path) -> torch.Tensor:
+    """Save an adapter with weights that move logits; returns the policy's own."""
+    policy = make(folder, lora=LoraSettings(rank=2))
+    draws = torch.Generator().manual_seed(0)
+    for weight in policy.parameters():
+        weight.data += 0.1 * torch.randn(weight.shape, generator=draws)
+    policy.save(out)
+    return logits_of_family(policy.net.model)
+
+
+@torch.no_grad()
+def logits_of_family(model: torch.nn.Module) -> torch.Tensor:
+    return model.eval()(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits
+
+
+@pytest.mark.parametrize("family", [MOE, GEMMA, *(pytest.param(name, marks=RARE) for name in (THINKER, *LATE))])
+def test_an_adapter_loads_in_peft_and_merged_weights_need_none(family: str, tmp_path: Path):
+    from peft import PeftModel
+
+    folder = str(build(family, tmp_path / "base"))
+    expected = moved_adapter(folder, tmp_path / "out")
+    base = AutoModelForImageTextToText.from_pretrained(folder)
+    assert float((logits_of_family(base) - expected).abs().max()) > 1e-3, "the adapter changes what is written"
+    torch.testing.assert_close(logits_of_family(PeftModel.from_pretrained(base, tmp_path / "out")), expected, atol=2e-5, rtol=0)
+    TextModality().merge(tmp_path / "out", TextPolicyConfig(folder))
+    alone = AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(logits_of_family(alone), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", [MOE, pytest.param(THINKER, marks=RARE)])
+def test_an_adapter_of_a_whole_folder_is_merged_into_its_thinker(family: str, tmp_path: Path):
+    """The other parts stay as they are, and the thinker's own class and mmrl load what comes out."""
+    (tmp_path / "whole").mkdir()
+    folder = str(whole(str(build(family, tmp_path / family)), tmp_path / "whole"))
+    expected = moved_adapter(folder, tmp_path / "out")
+    TextModality().merge(tmp_path / "out", TextPolicyConfig(folder))
+    policy = make(str(tmp_path / "out"))
+    alone = type(policy.net.model).from_pretrained(tmp_path / "out")
+    for model in (alone, policy.net.model):
+        torch.testing.assert_close(logits_of_family(model), expected, atol=2e-5, rtol=0)
+    kept = load_file(tmp_path / "out" / "model.safetensors")
+    assert "talker.model.norm.weight" in kept and json.loads((tmp_path / "out" / "config.json").read_text())["thinker_config"]

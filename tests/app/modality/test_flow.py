@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
+from mmrl.app.commands.options import EvalArguments
 from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
-from mmrl.app.evaluation.command import evaluate
+from mmrl.app.evaluation.command import run_evaluation
 from mmrl.app.export.export import export
 from mmrl.app.inspect.show import description
 from mmrl.app.plugins.catalog import preset_documents
@@ -133,7 +134,7 @@ def test_a_run_leaves_pictures_goes_on_where_it_stopped_and_is_evaluated_again(m
     samples = [json.loads(line) for line in last_file.read_text().splitlines()]
     assert all((whole.path / "samples" / line["image"]["file"]).is_file() for line in samples)
     assert whole.report_file.read_text().count("data:image/png") >= 4
-    found = evaluate(str(whole.path))
+    found = run_evaluation(EvalArguments([str(whole.path)]))
     last = [line for line in whole.read_metrics().lines if "eval/total" in line][-1]
     assert found == pytest.approx({name: value for name, value in last.items() if name in found})
     assert set(found) == {"eval/jpeg_size", "eval/jpeg_size/kb", "eval/total", "eval/diversity"}

@@ -11,10 +11,11 @@ import torch
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.kinds import KINDS
 from mmrl.algorithms.presets import PRESETS
+from mmrl.app.commands.options import EvalArguments
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
-from mmrl.app.evaluation.command import evaluate
+from mmrl.app.evaluation.command import run_evaluation
 from mmrl.app.export.export import export
 from mmrl.app.modality.flow_checks import warn_of_clip_ranges, warn_of_half_precision
 from mmrl.app.plugins.resolve import load, modalities
@@ -136,8 +137,8 @@ def test_averaged_weights_are_evaluated_and_exported(make: Make, tmp_path: Path)
         assert ("averaged over training" in card) == (weights == "ema")
         assert ("The ema weights were evaluated." in card) == (weights == "live")
         assert "| Reward |" in card and "| before | after |" in card
-    before = evaluate(str(run.path))
-    live = evaluate(str(run.path), ["evaluation.weights=live", "evaluation.also=[]"])
+    before = run_evaluation(EvalArguments([str(run.path)]))
+    live = run_evaluation(EvalArguments([str(run.path), "evaluation.weights=live", "evaluation.also=[]"]))
     assert set(live) < set(before) and live["eval/total"] != before["eval/total"]
     page = write_report(run.path).read_text()
     assert "Diversity of a prompt" in page and "plain/total" in page and "updates per step" in page
@@ -148,9 +149,9 @@ def test_a_run_without_an_average_has_none_to_export(make: Make, tmp_path: Path)
     with pytest.raises(ValueError, match=r"kept no average of its weights: .*evaluation.weights = 'ema'"):
         export(run.path, tmp_path / "out", weights="ema")
     with pytest.raises(ValueError, match="kept no weights called 'ema'"):
-        evaluate(str(run.path), ["evaluation.weights=ema"])
-    mixed = evaluate(str(run.path), ["evaluation.base_from=0.5"])
-    assert set(mixed) == set(evaluate(str(run.path))), "the model as it was loaded finishes"
+        run_evaluation(EvalArguments([str(run.path), "evaluation.weights=ema"]))
+    mixed = run_evaluation(EvalArguments([str(run.path), "evaluation.base_from=0.5"]))
+    assert set(mixed) == set(run_evaluation(EvalArguments([str(run.path)]))), "the model as it was loaded finishes"
 
 
 def test_a_folder_of_whole_weights_says_that_the_base_finished_its_pictures(make: Make, tmp_path: Path):

@@ -22,7 +22,7 @@ from mmrl.app.report.charts import (
     tick_text,
     ticks,
 )
-from mmrl.app.report.data import EVAL, by_prompt, changes, extremes, load, regressions, stages_taken
+from mmrl.app.report.data import EVAL, changes, extremes, load, regressions, stages_taken
 from mmrl.app.report.figures import bootstrap
 from mmrl.app.report.page import write_report
 from mmrl.app.report.rows import SampleLine
@@ -194,7 +194,7 @@ def test_extremes_are_one_per_prompt_and_never_the_same_sample(tmp_path: Path) -
     best, worst = extremes(data, 4)
     totals = [r.total for r in data.last_train]
     assert best[0].total == max(totals) and worst[0].total == min(totals)
-    assert len(by_prompt(best)) == 4 and not {id(r) for r in best} & {id(r) for r in worst}
+    assert len({row.prompt for row in best}) == 4 and not {id(r) for r in best} & {id(r) for r in worst}
 
 
 def test_chart_leaves_gaps_where_a_value_is_missing() -> None:

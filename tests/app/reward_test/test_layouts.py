@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from mmrl.app.commands import reward as tools
-from mmrl.app.reward_test.probes import read_tasks
+from mmrl.app.reward_test.probes import Style, read_tasks, text_groups
+from mmrl.core.types import Prompt
 
 
 def swift(folder: Path, names: Sequence[str]) -> str:
@@ -131,3 +132,8 @@ def test_bad_rows_are_named_with_the_layout_that_they_were_read_as(tmp_path: Pat
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": " "}], "answer": 1}))
     with pytest.raises(ValueError, match=re.escape("(read as messages: ") + r"(.|\n)*rows\.jsonl:1: the question is"):
         read_tasks(tmp_path / "rows.jsonl")
+
+
+def test_data_without_answers_are_refused_with_both_remedies():
+    with pytest.raises(ValueError, match="take data with answers; if the reward scores pictures, write `Modality: image`"):
+        text_groups([Prompt("1", "a red fox")], Style("norm1000", None))

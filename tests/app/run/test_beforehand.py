@@ -1,5 +1,7 @@
 """What config, prompts and rewards show of a run is refused, or said, before its model is loaded."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +10,10 @@ import pytest
 import torch
 
 from mmrl.app.commands.check import check
+from mmrl.app.commands.options import PlanArguments
+from mmrl.app.commands.plan import plan
+from mmrl.app.commands.train import fit
+from mmrl.app.config import run as configs
 from mmrl.app.config.run import load
 from mmrl.app.fit.fit import fit_to
 from mmrl.app.fit.plan import draw_up
@@ -17,14 +23,18 @@ from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.planning.memory import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
 from mmrl.app.run.beforehand import check_environment, idle_settings, look_at_scoring, look_at_settings, other_fit
-from mmrl.app.run.build import build
+from mmrl.app.run.build import Job, build
+from mmrl.app.run.context import idle_terms, refuse_idle_methods
+from mmrl.app.run.folder import RunDir
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings, warn_of_idle_settings
 from mmrl.training.evaluate import EvaluationSettings, Evaluator, Variant
+from mmrl.training.resources.profile import Profile
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 from tests.support.fakes import FakeTextPolicy
+from tests.support.trainers import make_trainer
 
 
 class CountedError(Exception):
@@ -300,3 +310,63 @@ def test_sounds_are_refused_before_weights_that_are_cut_are_loaded(tmp_path: Pat
     monkeypatch.setattr(Ranks, "is_sharded", True)
     with pytest.raises(ValueError, match=r"prompt '7' has a sound, .* spreads the weights: start with .*ddp\.yaml"):
         build(run)
+
+
+LATER = "acts only from the second update on"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["algorithm.preset=grpo"], None),
+        (["algorithm.preset=grpo", "algorithm.objective.0.high=0.28"], None),
+        (["algorithm.preset=gspo"], None),
+        (["algorithm.preset=rloo"], None),
+        (["algorithm.preset=gspo", "algorithm.minibatches=1", "algorithm.epochs=2"], None),
+        (
+            ["algorithm.preset=gspo", "algorithm.minibatches=1"],
+            "where Clip is plain REINFORCE: take 4 minibatches, 1 pass (preset gspo)",
+        ),
+        (
+            ["algorithm.preset=reg_grpo", "algorithm.epochs=1"],
+            "AdvantageRegression is plain REINFORCE of whole rollouts, times 20",
+        ),
+        (['algorithm.objective=[{kind = "Gmpo"}]'], "where Gmpo is plain REINFORCE: take 2 minibatches or more with"),
+        (['algorithm.objective=[{kind = "ClipCov"}]'], None),
+    ],
+)
+def test_an_objective_that_cannot_act_is_known(words: Sequence[str], told: str | None):
+    warning = idle_terms(configs.load("tiny/image", words).config.algorithm)
+    assert (warning is None) == (told is None)
+    if warning is not None and told is not None:
+        assert LATER in warning and told in warning and "algorithm.minibatches" in warning
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm.preset=dapo", "algorithm.minibatches=1"],
+        ["algorithm.preset=remix", "algorithm.epochs=1"],
+        ["algorithm.preset=tw_grpo"],
+        ["algorithm.preset=gspo"],
+    ],
+)
+def test_a_method_of_which_something_acts_is_not(words: Sequence[str]):
+    refuse_idle_methods(configs.load("tiny/image", words).config.algorithm)
+
+
+def test_plan_says_so(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ValueError, match=LATER):
+        plan(PlanArguments(["tiny/image", "algorithm.preset=sapo", "algorithm.minibatches=1"]))
+    plan(PlanArguments(["tiny/image", "algorithm.preset=dapo", "algorithm.minibatches=1"]))
+    assert LATER in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("words", "said"), [(["algorithm.minibatches=1"], True), ([], False)])
+def test_the_first_step_of_a_run_says_so(tmp_path: Path, words: Sequence[str], said: bool):
+    config = configs.load("tiny/image", ["algorithm.preset=sapo", *words]).config
+    trainer, run = make_trainer(config.algorithm.algorithm, steps=1), RunDir.create(tmp_path / "run")
+    fit(Job(config, trainer.policy, trainer, None), run, Ranks(), Profile())
+    lines = run.warnings_file.read_text().splitlines() if run.warnings_file.exists() else []
+    told = [json.loads(line) for line in lines]
+    assert [(one["step"], "Sapo is plain REINFORCE" in one["text"]) for one in told if LATER in one["text"]] == [(0, True)] * said

@@ -1,11 +1,31 @@
 import json
 import logging
 import math
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from mmrl.answers.boxes.box import Box
+from mmrl.app.commands import train
+from mmrl.app.commands.train import run_training
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import load
+from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
 from mmrl.app.run.folder import RunDir, early_warnings
+from mmrl.app.run.launch import claimed_folder, missing_folders, take_next_free
+from mmrl.app.run.sample_files import digest_of_prompt
+from mmrl.app.run.signals import leave_in_order
+from mmrl.core.ranks import Ranks
+from mmrl.core.types import Prompt, Video
+from mmrl.data.validate import FILE_ROW
+from mmrl.runtime.blame import AskedToLeaveError
 
 
 def test_a_new_run_notes_versions_and_an_old_one_is_never_overwritten(tmp_path: Path) -> None:
@@ -92,3 +112,132 @@ def test_warnings_are_recorded_with_their_step_and_only_inside(tmp_path: Path) -
         {"step": 7, "level": "warning", "text": "30 % unparsed"},
         {"step": 7, "level": "error", "text": "gone"},
     ]
+
+
+def test_one_that_has_no_samples_file_yet_begins_again(tmp_path: Path):
+    place, config = EvaluationDir(tmp_path / "eval"), load("tiny/image", []).config
+    subject = Subject("tiny:qwen3_vl as it is", "digest", 2)
+    place.begin(subject, config)
+    place.predictions.unlink()
+    place.begin(subject, config)
+    assert place.is_begun and place.predictions.read_bytes() == b""
+    assert not place.differences(subject, config)
+
+
+def test_prompts_are_the_same_while_they_say_and_show_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def prompt(folder: str = "a", colour: str = "red", seconds: bytes = b"12", **other: Any) -> Prompt:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4), colour).save(picture := tmp_path / folder / "cat.bmp")
+        (clip := tmp_path / folder / "cat.mp4").write_bytes(seconds)
+        columns = {"target": str(picture), "drawn": Image.new("L", (2, 2)), "row": np.arange(9000), FILE_ROW: folder}
+        media = (str(picture), Video(str(clip), start=1.0), Image.new("RGB", (3, 3), colour))
+        return replace(Prompt("7", "Where?", media, Box(0, 0, 1, 1), columns), **other)
+
+    known = digest_of_prompt(prompt())
+    assert digest_of_prompt(prompt("moved")) == known
+    monkeypatch.chdir(tmp_path / "a")
+    shown = prompt().media
+    assert digest_of_prompt(replace(prompt(), media=("cat.bmp", Video("cat.mp4", start=1.0), shown[2]))) == known
+    changed: list[dict[str, Any]] = [
+        {"colour": "blue"},
+        {"seconds": b"123"},
+        *({"id": "8"}, {"text": "What?"}, {"answer": Box(0, 0, 1, 2)}, {"media": shown[:1]}, {"source": "b"}),
+        {"columns": {**prompt().columns, "row": np.arange(9000) % 8999}},
+        {"media": (shown[0], Video(str(tmp_path / "a" / "cat.mp4")), shown[2])},
+    ]
+    found = [digest_of_prompt(prompt(**one)) for one in changed]
+    assert len({known, *found}) == 1 + len(found)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+
+
+def test_starts_at_the_same_time_take_different_folders(here: Path):
+    together, taken = threading.Barrier(8), list[Path]()
+
+    def start() -> None:
+        together.wait()
+        taken.append(take_next_free(here / "runs" / "image")[0])
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(path.name for path in taken) == ["image", *(f"image-{n}" for n in range(2, 9))]
+
+
+def test_the_folder_is_absolute_and_held(here: Path):
+    with claimed_folder(Path("runs/image"), Ranks(), may_be_another=True) as path:
+        assert path == here / "runs" / "image" and (path / ".lock").is_file()
+        with claimed_folder(Path("runs/image"), Ranks(), may_be_another=True) as other:
+            assert other.name == "image-2"
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("may_be_another", [True, False])
+def test_a_start_that_fails_leaves_nothing(error: type[BaseException], may_be_another: bool, here: Path):
+    with pytest.raises(error), claimed_folder(Path("runs/deep/image"), Ranks(), may_be_another) as path:
+        (path / "tensorboard").mkdir()
+        raise error
+    assert list(here.iterdir()) == []
+
+
+def test_what_was_there_before_stays(here: Path):
+    (here / "out").mkdir()
+    (here / "runs").mkdir()
+    for wanted in ("out", "runs/image"):
+        with pytest.raises(ValueError, match="no"), claimed_folder(Path(wanted), Ranks()):
+            raise ValueError("no")
+    assert sorted(path.name for path in here.rglob("*")) == ["out", "runs"]
+
+
+def test_what_a_run_has_written_stays(here: Path):
+    with pytest.raises(ValueError, match="no"), claimed_folder(Path("out"), Ranks()) as path:
+        RunDir.create(path).config_file.write_text("")
+        raise ValueError("no")
+    with pytest.raises(ValueError, match="no"), claimed_folder(Path("other"), Ranks()) as path:
+        (path / "mine.txt").write_text("notes")
+        raise ValueError("no")
+    assert (here / "out" / "config.toml").is_file() and (here / "other" / "mine.txt").is_file()
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(here: Path):
+    (here / "file").write_text("")
+    with pytest.raises((ValueError, OSError), match=r"file/image"), claimed_folder(Path("file/image"), Ranks(), True):
+        pytest.fail("made")
+    with pytest.raises(ValueError, match="file is no folder, and a run needs one"), claimed_folder(Path("file"), Ranks()):
+        pytest.fail("held")
+
+
+def test_missing_folders_are_told_lowest_first(here: Path):
+    assert missing_folders(here / "a" / "b") == [here / "a" / "b", here / "a"]
+
+
+@pytest.mark.parametrize("words", [["output=out/put"], []])
+def test_the_command_leaves_no_folder_when_it_cannot_build(words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch):
+    def build(resolved: Any, run: RunDir, *rest: Any) -> Any:
+        assert run.path.is_absolute() and run.path.is_dir()
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(train, "build", build)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(AskedToLeaveError) as left:
+        run_training(configs.load("tiny/image", words))
+    assert left.value.args[0] == 128 + signal.SIGTERM
+    assert list(here.iterdir()) == [] and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_start_under_nohup_is_not_hung_up():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with leave_in_order():
+            signal.raise_signal(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with pytest.raises(AskedToLeaveError), leave_in_order():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
