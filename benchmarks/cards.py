@@ -12,11 +12,11 @@ from tempfile import mkdtemp
 
 from mmrl.app.config.run import Resolved, with_values
 from mmrl.app.config.tasks import one_line
-from mmrl.app.fit.fit import free_sizes, least_sizes
-from mmrl.app.fit.plan import Estimates, prompts_of
 from mmrl.app.planning.choices import CHOSEN, ModelFacts, in_4_bits, usual_choices, with_choices
+from mmrl.app.planning.fit import free_sizes, least_sizes
 from mmrl.app.planning.known import with_settings
 from mmrl.app.planning.memory import CONTEXT, GIB, reward_memory, target_device, usable
+from mmrl.app.planning.plan import Estimates, prompts_of
 from mmrl.policies.flow.dry_run import encoders_of
 from mmrl.policies.flow.families.known import family_of
 from mmrl.policies.flow.loading import load_index

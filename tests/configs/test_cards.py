@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from mmrl.app.config.run import load
-from mmrl.app.fit.plan import draw_up
 from mmrl.app.planning.known import settings_of
 from mmrl.app.planning.memory import GIB, advice
+from mmrl.app.planning.plan import draw_up
 from mmrl.app.plugins.catalog import configs
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig

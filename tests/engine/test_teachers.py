@@ -18,7 +18,7 @@ from torch import Tensor
 from mmrl.algorithms.views import Privileged
 from mmrl.app.commands.plan import draw_up
 from mmrl.app.config import run as configs
-from mmrl.app.modality.teachers import refuse_blind
+from mmrl.app.modality.taught import refuse_blind
 from mmrl.app.run.build import Job, build
 from mmrl.core.readings import LOGPROBS, TEACHER_LOGPROBS
 from mmrl.core.types import Prompt, Reading, Request, Rollouts, Target

@@ -21,10 +21,10 @@ from mmrl.app.config.reward_needs import parts_of
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import Stage, chain_label, stages_of
 from mmrl.app.errors import Terminal, printable
-from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.taught import bind_taught
 from mmrl.app.planning.memory import advice, room, size_text, versions_in_flight
+from mmrl.app.planning.plan import Plan, draw_up
 from mmrl.app.report.data import column
 from mmrl.app.reward_test.probes import NoTruthError
 from mmrl.app.run.beforehand import overlap_sentence

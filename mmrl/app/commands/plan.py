@@ -14,11 +14,10 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import stages_of
 from mmrl.app.errors import Terminal, waiting
 from mmrl.app.files import json_text, replace_text
-from mmrl.app.fit.fit import fit_lines, fit_to
-from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.count_calls import counted_size
+from mmrl.app.planning.fit import fit_lines, fit_to
 from mmrl.app.planning.memory import CONTEXT, GIB, WRITTEN, Memory, advice, room, size_text, target_device
+from mmrl.app.planning.plan import Plan, counted_size, draw_up
 from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run, idle_terms, updates
 from mmrl.training.evaluate import Evaluator

@@ -68,7 +68,7 @@ def train(given: TrainArguments) -> RunDir:
 
 def fit_task(given: TrainArguments) -> Resolved:
     """The run of a task, fitted to its model and this machine's card; prints what was chosen and why."""
-    from mmrl.app.fit.fit import fit_lines, fit_to
+    from mmrl.app.planning.fit import fit_lines, fit_to
     from mmrl.app.planning.memory import target_device
 
     world = int(os.environ.get("WORLD_SIZE", "1"))

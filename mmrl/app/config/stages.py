@@ -11,7 +11,7 @@ from mmrl.app.config.algorithm import given_in
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.modality.teachers import follows_teachers
+from mmrl.app.modality.taught import follows_teachers
 from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.reader import UnknownKeyError, check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves, value_at

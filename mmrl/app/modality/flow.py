@@ -28,7 +28,7 @@ from mmrl.app.modality.flow_checks import (
     warn_of_stretching,
 )
 from mmrl.app.modality.merge import merge_lora
-from mmrl.app.modality.teachers import measured_apart
+from mmrl.app.modality.taught import measured_apart
 from mmrl.app.modality.templates import draw_again, flow_template
 from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View

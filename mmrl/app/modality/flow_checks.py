@@ -11,7 +11,7 @@ from torch import Tensor
 from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
-from mmrl.app.modality.teachers import follows_teachers, refuse_comparisons
+from mmrl.app.modality.taught import follows_teachers, refuse_comparisons
 from mmrl.core.hooks import AdvantageHooks, PlannerHooks, TermHooks, with_hooks
 from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, SOUND_ADVANTAGE, STD, TARGET_VELOCITY
 from mmrl.core.samples import Video

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, PolicyNeeds, refuse_turns
 from mmrl.app.modality.merge import merge_adapter
-from mmrl.app.modality.teachers import follows_teachers, likely_asked, measured_apart, refuse_comparisons, with_teachers
+from mmrl.app.modality.taught import follows_teachers, likely_asked, measured_apart, refuse_comparisons, with_teachers
 from mmrl.app.modality.templates import auto_classes, code_template, draw_codes_again, text_template, write_again
 from mmrl.core.episodes import Limits
 from mmrl.core.hooks import PlannerHooks, with_hooks

@@ -1,1 +1,1 @@
-"""Counts and bytes for `mmrl plan`."""
+"""Plans of runs: calls and bytes counted without weights, and the sizes with which a run fits its card."""

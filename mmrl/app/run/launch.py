@@ -43,7 +43,11 @@ def open_accelerator() -> Any:
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
-    refuse_engines(os.environ)
+    if is_on(os.environ, "ACCELERATE_USE_MEGATRON_LM"):
+        raise ValueError(
+            "accelerate was asked for Megatron-LM, which keeps gradients and optimizer steps to itself, and mmrl does not "
+            "drive it: take configs/accelerate/fsdp2.yaml, which spreads weights, gradients and optimizer too"
+        )
     # Without cpu=True, accelerate takes several processes on a machine without accelerators for as many single ones.
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(), kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)]
@@ -59,15 +63,6 @@ def load_whole(accelerator: Any) -> None:
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
-
-
-def refuse_engines(environment: Mapping[str, str]) -> None:
-    """ValueError for engines that mmrl does not drive, before they are loaded."""
-    if is_on(environment, "ACCELERATE_USE_MEGATRON_LM"):
-        raise ValueError(
-            "accelerate was asked for Megatron-LM, which keeps gradients and optimizer steps to itself, and mmrl does not "
-            "drive it: take configs/accelerate/fsdp2.yaml, which spreads weights, gradients and optimizer too"
-        )
 
 
 def check_launch(accelerator: Any, environment: Mapping[str, str]) -> None:

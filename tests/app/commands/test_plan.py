@@ -16,8 +16,8 @@ from mmrl.app.commands import plan
 from mmrl.app.commands.options import PlanArguments
 from mmrl.app.config import run as configs
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.count_calls import CountedRun
 from mmrl.app.planning.memory import GIB, Memory, advice, room
+from mmrl.app.planning.plan import CountedRun
 from mmrl.app.run.build import build, with_local_model
 from mmrl.core.types import Prompt, Request, Scores
 from mmrl.policies.shared.dry_run import PHASES, CallCount, LiveBytes, size_of

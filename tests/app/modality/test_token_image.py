@@ -11,7 +11,7 @@ from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.export.export import export
-from mmrl.app.fit.plan import draw_up
+from mmrl.app.planning.plan import draw_up
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
 from mmrl.policies.text.dry_run import LOGITS

@@ -14,10 +14,10 @@ from mmrl.app.commands.check import check
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config.run import load
 from mmrl.app.export.export import export
-from mmrl.app.fit.plan import draw_up
 from mmrl.app.modality.flow import sketch_of_model
 from mmrl.app.modality.merge import merge_adapter, merge_lora
 from mmrl.app.modality.registry import modality_of
+from mmrl.app.planning.plan import draw_up
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
 from mmrl.lab.tiny.flow.pipelines import build as build_pipeline

@@ -12,8 +12,8 @@ from huggingface_hub import constants
 from mmrl.app.commands import plan
 from mmrl.app.commands.options import PlanArguments
 from mmrl.app.config.run import RunConfig, load
-from mmrl.app.fit.plan import draw_up
 from mmrl.app.planning.known import files_by_name, note_of, settings_of, with_settings
+from mmrl.app.planning.plan import draw_up
 from mmrl.policies.flow.dry_run import size_of_generator
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.dry_run import meta_model

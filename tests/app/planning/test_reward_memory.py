@@ -16,9 +16,8 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins, worlds_of
 from mmrl.app.config.run import Resolved, load
 from mmrl.app.config.tasks import one_line
-from mmrl.app.fit.fit import less_server
-from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.planning.choices import ModelFacts, in_4_bits
+from mmrl.app.planning.fit import less_server
 from mmrl.app.planning.memory import (
     CARD_SIZES,
     CONTEXT,
@@ -40,6 +39,7 @@ from mmrl.app.planning.memory import (
     target_device,
     without_server,
 )
+from mmrl.app.planning.plan import Plan, draw_up
 from mmrl.app.run.build import build
 from mmrl.policies.shared.dry_run import size_of
 from mmrl.runtime.sandbox import lock

@@ -15,12 +15,12 @@ from mmrl.app.commands.plan import plan
 from mmrl.app.commands.train import fit
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import load
-from mmrl.app.fit.fit import fit_to
-from mmrl.app.fit.plan import draw_up
 from mmrl.app.modality.base import warn_of_columns
 from mmrl.app.modality.flow_checks import warn_of_guidance
 from mmrl.app.modality.on_cards import check_cards
+from mmrl.app.planning.fit import fit_to
 from mmrl.app.planning.memory import target_device
+from mmrl.app.planning.plan import draw_up
 from mmrl.app.plugins.resolve import load as rewards_load
 from mmrl.app.run.beforehand import check_environment, idle_settings, look_at_scoring, look_at_settings, other_fit
 from mmrl.app.run.build import Job, build
@@ -51,7 +51,7 @@ def test_how_boxes_are_written_is_asked_before_anything_is_counted(
     command: str, reward: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Gemma's makers do not say; the reward may lie inside another one."""
-    for place in ("mmrl.app.run.build.load_rewards", "mmrl.app.fit.plan.prompts_of", "mmrl.app.fit.fit.prompts_of"):
+    for place in ("mmrl.app.run.build.load_rewards", "mmrl.app.planning.plan.prompts_of", "mmrl.app.planning.fit.prompts_of"):
         monkeypatch.setattr(place, refuse_to_count)
     inside = 'reward=[{use = "pairwise_win_rate", scorer = {use = "iou"}}]'
     words = ["policy.model=tiny:gemma3", *([inside] if reward == "pairwise" else [])]

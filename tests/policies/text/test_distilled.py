@@ -13,7 +13,7 @@ from mmrl.algorithms.objectives.distill import FollowTeacher
 from mmrl.algorithms.objectives.surrogates import Reinforce
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.app.modality.teachers import measured_apart
+from mmrl.app.modality.taught import measured_apart
 from mmrl.core.types import Group, Prompt
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from mmrl.algorithms.presets import PRESETS
 from mmrl.app.commands.check import check
 from mmrl.app.config import run as configs
-from mmrl.app.fit.plan import draw_up
+from mmrl.app.planning.plan import draw_up
 from mmrl.app.run.beforehand import check_context
 from mmrl.core.ranks import Ranks
 from mmrl.policies.text.check.diagnose import PIECES

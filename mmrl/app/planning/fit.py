@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mmrl.app.config.run import Resolved, RunConfig, is_free, with_values
-from mmrl.app.fit.plan import Estimates, Plan, check_geometry, prompts_of
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.choices import CHOSEN, ModelFacts, PlannedSetting, area_of, in_4_bits, usual_choices, with_choices
 from mmrl.app.planning.known import with_settings
@@ -22,6 +21,7 @@ from mmrl.app.planning.memory import (
     size_text,
     without_server,
 )
+from mmrl.app.planning.plan import Estimates, Plan, check_geometry, prompts_of
 from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig

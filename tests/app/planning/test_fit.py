@@ -12,11 +12,11 @@ from benchmarks.shapes import QUESTION, change, stable_diffusion, vlm
 from mmrl.app.commands import train as training
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.config.tasks import one_line
-from mmrl.app.fit.fit import Fit, fit_lines, fit_to
-from mmrl.app.fit.plan import draw_up
 from mmrl.app.planning import memory as devices
 from mmrl.app.planning.choices import CHOSEN, FEW_WEIGHTS, PlannedSetting, area_of, with_choices
+from mmrl.app.planning.fit import Fit, fit_lines, fit_to
 from mmrl.app.planning.memory import GIB, Device, Memory, advice, machine_memory, target_device
+from mmrl.app.planning.plan import draw_up
 from mmrl.core.samples import Audio, Prompt, Video
 
 

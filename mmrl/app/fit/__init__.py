@@ -1,1 +1,0 @@
-"""Plans of runs, and the sizes with which a run fits its card."""
