@@ -8,13 +8,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.hooks import PartHooks
+from mmrl.core.hooks import AdvantageHooks, PartHooks
 from mmrl.core.types import Credit, Reading, Rollouts, Scores, Status
 
 EpsMode = Literal["add", "max", "variance"]
 """Where eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps)."""
 Singleton = Literal["zero", "reward"]
 """What a group of one scored row gets: nothing, or its reward as it is (baseline 0, deviation 1: verl)."""
+
+
+class Compared(AdvantageHooks):
+    """The declarations of an advantage that compares the samples of a prompt with each other."""
+
+    min_group_size = 2
 
 
 class PlainShaping(PartHooks):

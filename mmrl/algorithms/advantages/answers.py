@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.parts_of_groups import check_pattern
-from mmrl.algorithms.statistics import by_group, less_mean, moments, one_per_group, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import Compared, by_group, less_mean, moments, one_per_group, to_credit, totals_and_keep
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, Seed, Share, check_ranges
 
@@ -37,7 +37,7 @@ def shares(labels: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class SemanticEntropy:
+class SemanticEntropy(Compared):
     """A = (r - group mean) (1 - alpha SE / log G), SE = -mean over distinct answers of log(their share) (SEED-GRPO).
 
     SEED-GRPO, arXiv:2505.12346: prompts whose answers scatter move the policy less, by `alpha` at most. That more entropy means a
@@ -48,8 +48,6 @@ class SemanticEntropy:
     """The largest share by which an advantage shrinks."""
     pattern: str = ANSWER
     """A regular expression whose group is the answer; answers that are equal but for case and spaces are one."""
-
-    min_group_size = 2
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -68,7 +66,7 @@ class SemanticEntropy:
 
 
 @dataclass(frozen=True)
-class Consistency:
+class Consistency(Compared):
     """A = w local + (1 - w) global, w = sigmoid(k (H - b)), H the bits of entropy of a group's answers (COPO, arXiv:2508.04138).
 
     local is `GroupNorm`; global is the group's mean reward, standardized over the prompts of the step, for all its samples: where
@@ -87,8 +85,6 @@ class Consistency:
     """A regular expression whose group is the answer."""
     local: GroupNorm = field(default_factory=lambda: GroupNorm(eps=1e-6))
     """How samples of a group are compared; its eps is also used across prompts."""
-
-    min_group_size = 2
 
     def __post_init__(self) -> None:
         check_ranges(self)

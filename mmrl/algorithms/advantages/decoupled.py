@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.statistics import (
+    Compared,
     EpsMode,
     Singleton,
     by_group,
@@ -22,13 +23,12 @@ from mmrl.algorithms.statistics import (
     to_credit,
     totals_and_keep,
 )
-from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores, Status
 from mmrl.runtime.ranges import BelowOne, NonNegative, Range
 
 
 @dataclass(frozen=True)
-class Decoupled(AdvantageHooks):
+class Decoupled(Compared):
     """A = whiten(sum_k w_k (r_k - group mean_k) / (group deviation_k + eps)) (GDPO, arXiv:2601.05242).
 
     No reward can drown another by its variance, and (1, 0) differs from (0, 1). A reward that does not apply to a
@@ -56,7 +56,6 @@ class Decoupled(AdvantageHooks):
     """Keeps the spread of the sum away from 0, in its units; `whiten_mode` says how."""
     whiten_mode: EpsMode = "add"
     """Where whiten_eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps)."""
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -86,7 +85,7 @@ class Decoupled(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class PerModality:
+class PerModality(Compared):
     """A_clip = sum_k w_k a_k of the clip's rewards and those of both, A_sound likewise; a = (r - mean) / (deviation + eps).
 
     OmniNFT, arXiv:2605.12480; zghhui/OmniNFT@c03c3f2. Take the term NegativeAware with parts = true. A modality without a reward
@@ -99,7 +98,6 @@ class PerModality:
     """Names of rewards that listen to the sound alone. All others count for both."""
     each: Decoupled = field(default_factory=lambda: Decoupled(scale="batch", ddof=0, whiten="none"))
     """How every reward is normalized."""
-    min_group_size = 2
 
     def __post_init__(self) -> None:
         if both := set(self.of_clip) & set(self.of_sound):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.on_top import OnTop
-from mmrl.algorithms.statistics import by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import Compared, by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.readings import OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
 from mmrl.core.types import Credit, Rollouts, Scores
@@ -16,7 +16,7 @@ from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, che
 
 
 @dataclass(frozen=True)
-class ExpertWhereFew(AdvantageHooks):
+class ExpertWhereFew(Compared):
     """A = (r - mean) / (deviation + eps) of own samples; an injected one gets weight G if fewer than `enough` are right (AHPO).
 
     arXiv:2510.08540 (MM-HELIX). G is the number of own samples: with a mean over rollouts the expert's
@@ -31,8 +31,6 @@ class ExpertWhereFew(AdvantageHooks):
     success_at: Number = 0.5
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-6
-
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -125,14 +123,13 @@ class TowardsTeacher:
 
 
 @dataclass(frozen=True)
-class Preferred(AdvantageHooks):
+class Preferred(Compared):
     """A = +1 for the first row of every group, which is preferred, and -1 for the second.
 
     A row without its partner is left out.
     """
 
     unscored = True
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         values = torch.where(rollouts.sample_ids == 0, 1.0, -1.0)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import Compared, by_group, is_rounding, moments, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks, PartHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Positive, Range, Share
@@ -79,14 +79,12 @@ class BestWorst(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class BestAgainstWorst(AdvantageHooks):
+class BestAgainstWorst(Compared):
     """A = 1 for the best sample of a group and -1 for its worst: one pair per group (online DPO, Flow-Factory a0b2bc5).
 
     Ties go to the first. All others leave every count, and so do groups whose rewards differ by rounding only: they have no
     pair, where Flow-Factory compares a sample with itself. A step without any pair trains nothing.
     """
-
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -102,7 +100,7 @@ class BestAgainstWorst(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class StepRewards(AdvantageHooks):
+class StepRewards(Compared):
     """A_t = w_t [(Q_t - group mean) / (deviation + eps) + anchor Q_t], Q_t = sum_k gamma^k R_(t+k) (VGPO, arXiv:2512.12387).
 
     R_t is the total reward of the data that is predicted after step t, the sample's own after the last: schedule.previews must be
@@ -125,7 +123,6 @@ class StepRewards(AdvantageHooks):
     clip: Positive | None = None
 
     previews = True
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError for rows without rewards of their steps, and for negative ones with `weigh`."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.statistics import (
+    Compared,
     EpsMode,
     Singleton,
     by_group,
@@ -79,7 +80,7 @@ class GroupNorm(PartHooks):
 
 
 @dataclass(frozen=True)
-class RightOrWrong(AdvantageHooks):
+class RightOrWrong(Compared):
     """A = 1[r > right_above] - share of such samples in the group, for terms that know right and wrong only (DisCO, DRPO, NFT).
 
     Works for rewards of 0 and 1 or of -1 and 1, both of which the papers use; any other total counts as one of the two.
@@ -87,7 +88,6 @@ class RightOrWrong(AdvantageHooks):
 
     right_above: Number = 0.5
     """A sample whose total reward is larger is right."""
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -131,11 +131,10 @@ class BySign(Beside):
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOut(Compared):
     """A = r - mean of the other samples of the group = G / (G - 1) (r - group mean) (RLOO, arXiv:2402.14740)."""
 
     singleton: Singleton = "zero"
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -144,11 +143,10 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True)
-class LengthBaseline:
+class LengthBaseline(Compared):
     """A = r - sum_i len_i r_i / sum_i len_i, the variance-optimal baseline for long answers (OPO, arXiv:2505.23585)."""
 
     singleton: Singleton = "zero"
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -157,7 +155,7 @@ class LengthBaseline:
 
 
 @dataclass(frozen=True)
-class PassK(AdvantageHooks):
+class PassK(Compared):
     """A = (r_max - r_second) / (deviation + eps) for the best sample of a group, 0 for the others (arXiv:2503.19595).
 
     With a tie at the top no sample gets anything. The pass@k objective for k between 1 and G is not implemented: k = G.
@@ -169,8 +167,6 @@ class PassK(AdvantageHooks):
     eps: NonNegative = 1e-6
     zero_below: NonNegative = 1e-6
     """As in GroupNorm: a group of rewards that differ only by rounding gets 0."""
-
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -218,7 +214,7 @@ class ReinforcePlusPlus(PartHooks):
 
 
 @dataclass(frozen=True)
-class NonZeroScaled:
+class NonZeroScaled(Compared):
     """A = (r - group mean) N / number of non-zero rewards, N rows of the step (GPG, arXiv:2504.02546).
 
     The scale makes up for samples without a reward signal. Not implemented: the paper's threshold that
@@ -226,7 +222,6 @@ class NonZeroScaled:
     """
 
     singleton: Singleton = "zero"
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -268,7 +263,7 @@ class MedianNorm(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class TokenAverage(AdvantageHooks):
+class TokenAverage(Compared):
     """A = (r - mean) / (deviation + eps) over all actions of the group, so that an answer counts once per action (HAPO).
 
     Code starriver030515/HAPO. The deviation of actions is the biased one. A group with an advantage of `most` or more takes rows
@@ -278,7 +273,6 @@ class TokenAverage(AdvantageHooks):
     eps: NonNegative = 1e-6
     most: Positive = 5.0
     """An advantage this large shows that a few actions are set against all the others."""
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

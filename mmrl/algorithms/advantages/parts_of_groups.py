@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import Compared, by_group, lengths, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores
@@ -59,7 +59,7 @@ class Halves(PartHooks):
 
 
 @dataclass(frozen=True)
-class Strata:
+class Strata(Compared):
     """A = inside z of the stratum + (1 - inside) z of the group, z = (r - mean) / (deviation + eps) (Stratified GRPO).
 
     Stratified GRPO, arXiv:2510.06214, from summaries: samples are compared with those that made the same number of tool calls. A
@@ -72,8 +72,6 @@ class Strata:
     inside: Share = 0.8
     """Weight of the comparison within the stratum."""
     eps: NonNegative = 1e-8
-
-    min_group_size = 2
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.notes import Tracked, begin
-from mmrl.algorithms.statistics import by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import Compared, by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.protocols import State
 from mmrl.core.types import Credit, Rollouts, Scores
@@ -177,7 +177,7 @@ def rows_by_prompt(rollouts: Rollouts, keep: Tensor) -> dict[str, list[int]]:
 
 
 @dataclass(frozen=True)
-class Downsampled(AdvantageHooks):
+class Downsampled(Compared):
     """A = (1[right] - p) / (deviation + eps), p and the unbiased deviation over all samples of the group; `keep` rows train.
 
     Reinforce-Ada (arXiv:2510.04996): half of the kept rows are right and half wrong, filled from the other kind; the earliest
@@ -191,8 +191,6 @@ class Downsampled(AdvantageHooks):
     success_at: Number = 0.7
     """Total reward above which a sample is right."""
     eps: NonNegative = 1e-6
-
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.statistics import standardize, totals_and_keep
+from mmrl.algorithms.statistics import Compared, standardize, totals_and_keep
 from mmrl.algorithms.turns import SURE, Turns, TurnTable, past_observations, probabilities_of, segment_advantages
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.readings import OLD_VALUE
@@ -56,7 +56,7 @@ class SegmentGains(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class ByTurn(AdvantageHooks):
+class ByTurn(Compared):
     """The base of advantages of turns: rewards of a sample's turns add up to its total, and every action has its turn's."""
 
     gamma: Share = 1.0
@@ -67,8 +67,6 @@ class ByTurn(AdvantageHooks):
     another name."""
     cut: str = ""
     """The fact of an observation that says that its turn was wrong: no return reaches across it. Empty: returns go on."""
-
-    min_group_size = 2
 
     def credit(self, scores: Scores, rollouts: Rollouts, f: Callable[[Turns], Tensor]) -> Credit:
         """f of every group's turns, as credit of their actions."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.statistics import (
+    Compared,
     by_group,
     lengths,
     one_per_group,
@@ -19,7 +20,6 @@ from mmrl.algorithms.statistics import (
     totals_and_keep,
     values_at,
 )
-from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import BelowOne, Count, LargeOrNone, NonNegative, Number, Positive, PositiveShare
 
@@ -71,7 +71,7 @@ class WhereSpread(Notes, OnTop):
 
 
 @dataclass(frozen=True)
-class BetaNorm(AdvantageHooks):
+class BetaNorm(Compared):
     """A = (r - p) / Beta(p; alpha, beta), p the group's mean reward, alpha and beta fitted to the step's p (BNPO).
 
     BNPO, arXiv:2506.02864. With m, v the mean and unbiased variance of p over the prompts, c = m (1 - m) / v - 1:
@@ -81,8 +81,6 @@ class BetaNorm(AdvantageHooks):
 
     max_weight: Positive = 1e6
     """Largest 1 / density, where the density of p vanishes."""
-
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError when a total reward lies outside [0, 1]."""
@@ -112,7 +110,7 @@ class BetaNorm(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class Asymmetric(AdvantageHooks):
+class Asymmetric(Compared):
     """A = z (w / (2 sqrt p) + (1 - w) / (2 sqrt(1 - p))), times min(1, w / knee) where A > 0; w the step's mean reward (A-GRAE).
 
     z = (r - p) / biased deviation, p the group's success rate; groups of only right or only wrong answers get 0. Early in
@@ -121,8 +119,6 @@ class Asymmetric(AdvantageHooks):
 
     knee: PositiveShare = 0.5
     """Mean reward of the step from which right answers count in full: 1 for text, 0.5 for pictures in the paper."""
-
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError when a total reward lies outside [0, 1]."""
@@ -143,7 +139,7 @@ class Asymmetric(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class WhereLengthPays(AdvantageHooks):
+class WhereLengthPays(Compared):
     """A = w (r - mean) / (deviation + eps); w = 1 where the longest right answer is longer than the mean wrong one, else `less`.
 
     ADORA (its report has no arXiv id that could be found). Wrong answers of `cap` actions or more do not count. The two official
@@ -162,8 +158,6 @@ class WhereLengthPays(AdvantageHooks):
     empty: Literal["text", "vision"] = "vision"
     """Which of the two codes to follow for groups without a right or without a wrong answer."""
     eps: NonNegative = 1e-6
-
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError when no reward has the name `correct`."""

@@ -20,7 +20,7 @@ from mmrl.algorithms.beside import (
     refuse_other_planner,
     worth_of,
 )
-from mmrl.algorithms.statistics import by_group, less_mean, standardize, to_credit, totals_and_keep
+from mmrl.algorithms.statistics import Compared, by_group, less_mean, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Prompt, Rollouts, Sample, Scores
 from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, Range
@@ -66,7 +66,7 @@ class AboveReference(AdvantageHooks, Beside):
 
 
 @dataclass(frozen=True)
-class WithinBudgets(AdvantageHooks, Beside):
+class WithinBudgets(Compared, Beside):
     """A = (r - mean) / (std + eps) + (mean of the samples with this budget - w(b)), w(b) = 4 cos(pi b / (2 most)) (HBPO).
 
     arXiv:2507.15844, for groups of the planner Budgets. Its released code adds the second part twice.
@@ -77,8 +77,6 @@ class WithinBudgets(AdvantageHooks, Beside):
     eps: NonNegative = 1e-6
     pi: Positive = math.pi
     """3.1416 in its code."""
-
-    min_group_size = 2
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner gives no such budgets."""
@@ -118,7 +116,7 @@ def segment_values(rewards: Float[Tensor, "g s"], chances: Float[Tensor, " s"], 
 
 
 @dataclass(frozen=True)
-class BudgetRelative(AdvantageHooks, Beside):
+class BudgetRelative(Compared, Beside):
     """A thought's tokens between two cuts get what it earns at later budgets, less what it earned before and what others earn.
 
     BRPO, arXiv:2505.13438, for groups of the planner BudgetCuts. An answer is compared with those from the same cut: r - mean.
@@ -129,8 +127,6 @@ class BudgetRelative(AdvantageHooks, Beside):
     """How likely each budget is: all alike, in proportion to its number, the last one alone."""
     discount: Annotated[float, Range(above=0, high=1000)] = 2.0
     """In a thought's own baseline: how much more what it earned at a budget counts than what it earned at the one before."""
-
-    min_group_size = 2
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner cuts no thoughts."""

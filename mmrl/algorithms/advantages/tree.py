@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.algorithms.statistics import EpsMode, is_rounding, moments, standardize, totals_and_keep
+from mmrl.algorithms.statistics import Compared, EpsMode, is_rounding, moments, standardize, totals_and_keep
 from mmrl.algorithms.turns import states
-from mmrl.core.hooks import AdvantageHooks, PartHooks
+from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import ORIGIN, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores
 from mmrl.runtime.ranges import NonNegative, Positive, PositiveShare, Range
@@ -206,10 +206,8 @@ def worths(paths: Sequence[Sequence[int]], values: Sequence[float]) -> tuple[dic
 
 
 @dataclass(frozen=True)
-class ByPrefix(AdvantageHooks, ABC):
+class ByPrefix(Compared, ABC):
     """The base of advantages that look at shared beginnings, of plain samples and of episodes that branch."""
-
-    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError for samples without tokens."""
