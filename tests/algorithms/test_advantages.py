@@ -1,6 +1,9 @@
+"""Advantages by hand and against slow sums: of rewards, of steps, of modalities, and which rows and tokens of a step train."""
+
 import math
 import statistics
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
@@ -8,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.decoupled import Decoupled, PerModality
+from mmrl.algorithms.advantages.entropy import MostSpread, largest, most_spread
 from mmrl.algorithms.advantages.experts import AnchoredNorm
+from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.group import (
     GroupNorm,
     LeaveOneOut,
@@ -19,9 +24,13 @@ from mmrl.algorithms.advantages.group import (
     PassK,
     ReinforcePlusPlus,
 )
+from mmrl.algorithms.objectives.forward import NegativeAware
 from mmrl.core.protocols import Advantage
+from mmrl.core.readings import OLD_ENTROPY, SIGMA, SOUND_ADVANTAGE, SOUND_FROM, TARGET_VELOCITY, VELOCITY
+from mmrl.core.types import Reading, Rollouts, Scores
+from mmrl.policies.flow.read.evaluate import weigh_parts
 from tests.support.presets import FLOW, VIDEO
-from tests.support.rows import FEW, rollouts, scores
+from tests.support.rows import FEW, make_batch, rollouts, scores
 
 ADVANTAGES: dict[str, Advantage] = {
     "group": GroupNorm(),
@@ -261,3 +270,180 @@ def test_small_rewards_that_do_differ_still_teach():
     values = torch.tensor([[2e-5], [3e-5], [4e-5]], dtype=torch.float64)
     found = of_rows(Decoupled(eps=1e-8, whiten="none"), values, [0, 0, 0], torch.ones(3, 1))
     torch.testing.assert_close(found, torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64), atol=1e-2, rtol=0)
+
+
+PROCESS = StepRewards(gamma=0.0, anchor=0.0, weigh=False)
+REWARDS = torch.tensor([[1.0, 0.0, 3.0], [0.0, 2.0, 3.0], [2.0, 4.0, 3.0], [1.0, 2.0, 3.0], [5.0, 1.0, 0.0], [7.0, 1.0, 4.0]])
+IDS = [0, 0, 0, 0, 1, 1]
+
+
+def rows(rewards: Tensor) -> tuple[Scores, Rollouts]:
+    """One row per line of rewards; the total is that of the last step."""
+    rollouts = make_batch(torch.ones_like(rewards), torch.zeros(len(rewards)), {}, IDS[: len(rewards)]).rollouts
+    lines = iter(rewards.tolist())
+    groups = [
+        replace(group, samples=tuple(replace(one, values=tuple(enumerate(next(lines)))) for one in group.samples))
+        for group in rollouts.groups
+    ]
+    status = torch.where(rewards[:, -1:].isnan(), 2, 0)
+    return Scores(("r",), rewards[:, -1:], status, torch.ones(1)), replace(rollouts, groups=tuple(groups))
+
+
+def credit(advantage: Advantage, rewards: Tensor) -> Tensor:
+    return advantage(*rows(rewards)).values
+
+
+def test_each_step_is_compared_with_the_same_step_of_its_group():
+    found = credit(PROCESS, REWARDS)
+    # step 1 of group 0: 1 0 2 1 have mean 1 and deviation sqrt(1/2); step 3 has no spread; group 1: +-1
+    first = torch.tensor([0.0, -1.0, 1.0, 0.0]) / (0.5**0.5 + 1e-4)
+    torch.testing.assert_close(found[:4, 0], first)
+    assert not found[:4, 2].any()
+    torch.testing.assert_close(found[4:], torch.tensor([[-1.0, 0.0, -1.0], [1.0, 0.0, 1.0]]), atol=1e-3, rtol=0)
+
+
+def test_without_gamma_and_anchor_equal_rewards_are_grpo():
+    """With weights of steps, too: all are 1."""
+    same = REWARDS[:, :1].expand(-1, 3)
+    wanted = credit(GroupNorm(ddof=0, eps=1e-4), same)
+    for one in (PROCESS, replace(PROCESS, weigh=True)):
+        torch.testing.assert_close(credit(one, same), wanted)
+
+
+def test_an_anchor_leaves_a_signal_where_rewards_are_equal():
+    same = torch.full((4, 3), 2.0)
+    assert not credit(StepRewards(gamma=0.0, anchor=0.0), same).any()
+    found = credit(StepRewards(gamma=0.0, anchor=0.5, anchor_share=0.6), same)
+    assert found.tolist() == [[1.0, 1.0, 0.0]] * 4
+
+
+def test_later_rewards_count_for_earlier_steps():
+    values = StepRewards(gamma=0.5).values_of(torch.tensor([[0.0, 0.0, 8.0]]))
+    assert values.tolist() == [[2.0, 4.0, 8.0]]
+
+
+def test_a_row_that_failed_leaves_its_group():
+    broken = REWARDS.clone()
+    broken[0, 1] = torch.nan
+    found = PROCESS(*rows(broken))
+    assert found.keep.tolist() == [False, True, True, True, True, True] and not found.values[0].any()
+    without = credit(PROCESS, REWARDS[1:4])
+    torch.testing.assert_close(found.values[1:4], without)
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match=r"reach -1, below 0: set algorithm\.advantage\.weigh = false"):
+        credit(StepRewards(gamma=0.0), REWARDS - 1)
+    scores, rollouts = rows(REWARDS)
+    bare = replace(
+        rollouts, groups=tuple(replace(g, samples=tuple(replace(s, values=()) for s in g.samples)) for g in rollouts.groups)
+    )
+    with pytest.raises(ValueError, match=r"rewards of 0 of 3 steps, .*: set algorithm\.schedule\.previews = true"):
+        PROCESS(scores, bare)
+
+
+@pytest.mark.parametrize("count", [1, 3, 6, 7])
+def test_no_other_rows_have_more_spread(count: int):
+    x = torch.randn(7, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    best = max(float(x[list(some)].var(correction=0)) for some in combinations(range(7), count))
+    found = most_spread(x, count)
+    assert len(set(found)) == count and float(x[found].var(correction=0)) == pytest.approx(best)
+
+
+def test_of_equal_tokens_the_earliest_train_and_none_beside_the_mask():
+    found = largest(torch.ones(2, 3), torch.tensor([[True, True, False], [False, True, True]]), 0.5)
+    assert found.tolist() == [[True, True, False], [False, False, False]]
+
+
+def step(entropy: float = 1.0) -> tuple[Scores, Rollouts]:
+    """Two groups; the second one is of one mind, and a reward of the first is missing."""
+    values = torch.tensor([[1.0], [0.0], [0.2], [float("nan")], [1.0], [1.0], [1.0], [1.0]], dtype=torch.float64)
+    rows = rollouts(torch.ones(8, 2), [0] * 4 + [1] * 4)
+    rows.recorded[OLD_ENTROPY] = torch.tensor([[entropy, 0.0]]).expand(8, 2)  # type: ignore[index] - a dict here
+    return scores(values, failed=values.isnan()), rows
+
+
+def test_rows_and_tokens_leave_all_counts_and_come_back_as_training_goes_on():
+    part = MostSpread(GroupNorm(), rows=0.3, tokens=0.5, over=3)
+    credit = part(*step())
+    assert credit.keep.tolist() == [True, True, *[False] * 6], "2 of the 7 rows that have a total"
+    assert credit.mask.tolist()[:2] == [[True, False], [True, False]], "sure tokens leave"
+    part.adapt(2, {})
+    credit = part(*step())
+    assert credit.keep.tolist() == [True, True, True, False, *[True] * 4] and bool(credit.mask[credit.keep].all())
+    again = MostSpread(GroupNorm(), rows=0.3, tokens=0.5, over=3)
+    again.load_state_dict(part.state_dict())
+    assert again(*step()).keep.tolist() == credit.keep.tolist()
+
+
+CLIP, SOUND = 7, 3
+TERM = NegativeAware(beta=0.5, parts=True)
+
+
+def readings(seed: int = 0, rows: int = 2, moved: float = 1.0) -> dict[Reading, torch.Tensor]:
+    """Of latents whose parts are scaled as a policy gives them."""
+    draw = torch.Generator().manual_seed(seed)
+    plain = torch.randn(3, rows, 2, CLIP + SOUND, generator=draw, dtype=torch.float64)
+    live, old, target = (weigh_parts(x.flatten(0, 1), (CLIP, SOUND)).unflatten(0, (rows, 2)) for x in plain)
+    sigma = torch.rand(rows, 2, generator=draw, dtype=torch.float64)
+    named = {
+        VELOCITY: (old + moved * (live - old)).requires_grad_(),
+        VELOCITY._replace(model="ema"): old,
+        TARGET_VELOCITY: target,
+    }
+    beside = {
+        SOUND_FROM: torch.full((rows, 2), float(CLIP)),
+        SOUND_ADVANTAGE: torch.tensor([[1.0], [-2.0]]).expand(rows, 2).double(),
+    }
+    return named | beside | {SIGMA: sigma}
+
+
+def test_the_loss_is_the_sum_of_both_parts_own():
+    """Each as a term of its own would have it, of latents without the scale."""
+    given, mask = readings(), torch.ones(2, 2)
+    clip = torch.tensor([3.0, -1.0], dtype=torch.float64)
+    batch = make_batch(mask, clip, {})
+    values, _ = TERM(given, batch)
+    whole = CLIP + SOUND
+    alone = torch.zeros_like(values)
+    for part, size, advantages in ((slice(CLIP), CLIP, clip), (slice(CLIP, None), SOUND, given[SOUND_ADVANTAGE][:, 0])):
+        own = {name: x[..., part] * (2 * size / whole) ** 0.5 if x.ndim == 3 else x for name, x in given.items()}
+        alone += replace(TERM, parts=False)(own, make_batch(mask, advantages, {}))[0]
+    torch.testing.assert_close(values, alone)
+
+
+def test_a_part_without_an_advantage_is_not_moved():
+    given = readings(moved=0.0)
+    values, _ = TERM(given, make_batch(torch.ones(2, 2), torch.zeros(2, dtype=torch.float64), {}))
+    (gradient,) = torch.autograd.grad(values.sum(), given[VELOCITY])
+    assert gradient[..., :CLIP].abs().max() < 1e-12 < gradient[..., CLIP:].abs().min()
+
+
+def test_samples_without_a_sound_are_refused():
+    given = readings() | {SOUND_FROM: torch.zeros(2, 2)}
+    with pytest.raises(ValueError, match="draws no sound beside its clips: take LTX-2"):
+        TERM(given, make_batch(torch.ones(2, 2), torch.zeros(2), {}))
+
+
+def test_a_modality_without_a_reward_has_no_advantage_and_a_failed_reward_takes_the_row_out():
+    values = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, float("nan")]], dtype=torch.float64)
+    made = replace(scores(values, failed=values.isnan()), names=("light", "loud"))
+    rows = rollouts(torch.ones(3, 1))
+    credit = PerModality(of_clip=("light",), of_sound=("loud",))(made, rows)
+    assert credit.keep.tolist() == [True, True, False] and float(credit.values[1, 0]) < 0
+    silent = PerModality(of_clip=("light", "loud"))
+    assert not silent.of_the_sound(made, rows).any()
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (PerModality(of_clip=("lihgt",)), r"of_clip names the reward 'lihgt', and the run has light, loud"),
+        (PerModality(), "names no reward of either: set algorithm.advantage.of_clip and of_sound to some of light, loud"),
+    ],
+)
+def test_names_of_no_reward_are_refused(part: PerModality, said: str):
+    with pytest.raises(ValueError, match=said):
+        part.check_names(("light", "loud"))
+    with pytest.raises(ValueError, match="'x' is in of_clip and of_sound"):
+        PerModality(of_clip=("x",), of_sound=("x",))

@@ -1,4 +1,4 @@
-"""Advantages and terms of single papers: what their vectors do not show."""
+"""Parts of single papers: what their vectors do not show, numbers by hand, and the rows that become pairs."""
 
 import math
 from dataclasses import replace
@@ -11,18 +11,33 @@ from mmrl.algorithms.advantages.answers import Consistency, Polychromic, answers
 from mmrl.algorithms.advantages.entropy import EntropyControl
 from mmrl.algorithms.advantages.group import GroupNorm, TokenAverage, VirtualBest
 from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
-from mmrl.algorithms.advantages.spread import BetaNorm, WhereLengthPays
+from mmrl.algorithms.advantages.spread import BetaNorm, WhereLengthPays, WhereSpread
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.miners import BestAndWorst, Difficulty
 from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, Rec
 from mmrl.algorithms.objectives.regression import Discriminative, TrustHinge
 from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.shaping.reference import ReferenceProbability
 from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
 from mmrl.algorithms.weights.divergence import ConflictTokens
+from mmrl.algorithms.weights.prompts import SmallTarget
+from mmrl.algorithms.weights.rhythm import AttentionRhythm
+from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.protocols import Advantage
-from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_ENTROPY, OLD_LOGPROBS, REWARD
-from mmrl.core.types import Group, Prompt, Reading, Rollouts, Sample, Turn
+from mmrl.core.readings import (
+    ATTENTION_DISTANCE,
+    ATTENTION_INFLUENCE,
+    BASE_PROBABILITY,
+    LOGPROBS,
+    MEAN_REWARD,
+    OLD_ENTROPY,
+    OLD_LOGPROBS,
+    REFERENCE_PROBABILITY,
+    REWARD,
+)
+from mmrl.core.types import Group, MediaSize, Prompt, Reading, Rollouts, Sample, Turn
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed
 from tests.support.trainers import make_trainer
@@ -305,3 +320,125 @@ def test_pictures_have_no_tokens_to_compare():
     batch = make_batch(torch.ones(2, 2), torch.tensor([1.0, -1.0]), graded([1.0, 0.0], 2))
     with pytest.raises(ValueError, match="it is for text"):
         ConflictTokens()(batch, counts_of(batch))
+
+
+def test_a_thought_earns_what_it_adds_to_the_probability_of_the_truth():
+    mask = torch.ones(4, 3, dtype=torch.bool)
+    frozen = {
+        REFERENCE_PROBABILITY: torch.tensor([0.7, 0.2, 0.5, -1.0])[:, None].expand(4, 3),
+        BASE_PROBABILITY: torch.tensor([0.3, 0.4, -1.0, -1.0])[:, None].expand(4, 3),
+    }
+    before = scores(torch.tensor([[1.0], [1.0], [0.0], [0.0]]))
+    found = ReferenceProbability()(before, rollouts(mask), frozen)
+    assert found.names[-1] == "reference_probability"
+    # max(p - b, 0): a thought that makes the truth less likely earns nothing; without tags nothing; b without tags is 0
+    torch.testing.assert_close(found.values[:, -1], torch.tensor([0.4, 0.0, 0.5, 0.0]))
+    assert float(found.weights[-1]) == pytest.approx(0.9)
+    plain = ReferenceProbability(debias=False)
+    assert plain.reads == (REFERENCE_PROBABILITY,)
+    torch.testing.assert_close(plain(before, rollouts(mask), frozen).values[:, -1], torch.tensor([0.7, 0.2, 0.5, 0.0]))
+    with pytest.raises(ValueError, match="a reward is named 'reference_probability' already"):
+        plain(found, rollouts(mask), frozen)
+
+
+def test_only_credit_is_amplified_and_only_where_tokens_are():
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]], dtype=torch.bool)
+    distance = torch.tensor([[0.0, 1.0, 5.0, 5.0, 4.0, 9.0]]).expand(3, 6)
+    influence = torch.tensor([[0.1, 0.9, 0.8, 0.2, 0.0, 9.0]]).expand(3, 6)
+    advantages = torch.tensor([1.0, -1.0, 1.0])
+    batch = make_batch(mask, advantages, {ATTENTION_DISTANCE: distance, ATTENTION_INFLUENCE: influence})
+    local = AttentionRhythm("local")(batch, counts_of(batch))
+    # steps of the first five: 1 4 0 1 0, and 40 % of five tokens are two: the jump of 4 and the first of 1
+    assert local.tolist() == [[1.5, 1.5, 1.0, 1.0, 1.0, 1.0], [1.0] * 6, [1.0] * 6]
+    wide = AttentionRhythm("global", amplify=2.0)(batch, counts_of(batch))
+    assert wide[0].tolist() == [1.0, 2.0, 2.0, 1.0, 1.0, 1.0]
+    assert AttentionRhythm()(batch, counts_of(batch)).min() == 1.0
+
+
+@pytest.mark.parametrize(("share", "kappa"), [(0.01, 1.0), (0.0025, 2.0), (0.0001, 2.0), (0.02, 2**-0.5), (0.5, 0.5)])
+def test_a_small_target_weighs_more(share: float, kappa: float):
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    batch = make_batch(mask, torch.ones(2), {})
+    [group] = batch.rollouts.groups
+    side = 100 * share**0.5
+    prompt = Prompt("p", answer=(Box(10, 10, 10 + 2 * side, 10 + side, "pixel"),))
+    samples = tuple(replace(sample, media_sizes=(MediaSize(200, 100, 56, 28),)) for sample in group.samples)
+    group = replace(group, prompt=prompt, samples=samples)
+    batch = replace(batch, rollouts=replace(batch.rollouts, groups=(group,)))
+    torch.testing.assert_close(SmallTarget()(batch, counts_of(batch)), torch.full((2, 2), kappa))
+
+
+def test_every_new_preset_reads_what_it_says():
+    assert PRESETS["rlpr"].all_reads[-2:] == (REFERENCE_PROBABILITY, BASE_PROBABILITY)
+    assert {ATTENTION_DISTANCE, ATTENTION_INFLUENCE} <= set(PRESETS["attention_rhythm"].all_reads)
+
+
+def spread(part: WhereSpread, *groups: list[float]) -> list[int]:
+    """The groups that stay after a step with these rewards."""
+    ids = [i for i, rewards in enumerate(groups) for _ in rewards]
+    table = scores(torch.tensor([reward for rewards in groups for reward in rewards])[:, None])
+    credit = part(table, rollouts(torch.ones(len(ids), 2), ids))
+    plain = part.inner(table, rollouts(torch.ones(len(ids), 2), ids))
+    assert torch.equal(credit.values, plain.values)
+    return sorted({i for i, stays in zip(ids, credit.keep.tolist(), strict=True) if stays})
+
+
+def test_prompts_of_little_spread_leave_once_the_usual_one_is_known():
+    part, wide, narrow = WhereSpread(hold=1, start=2, follow=0.5), [0.0, 1.0], [0.0, 0.1]
+    assert spread(part, wide, narrow) == [0, 1] and "mean" not in part.notes
+    assert spread(part, wide, narrow) == [0, 1]
+    # deviations 0.707 and 0.071: the mean is 0.389 and half of it lies between
+    assert part.notes["mean"] == pytest.approx(0.55 / 2**0.5)
+    assert spread(part, wide, narrow, [float("nan"), 0.4]) == [0], "a single reward has no deviation"
+    assert part.notes["mean"] == pytest.approx(0.55 / 2**0.5)
+    assert spread(part, narrow, narrow) == [0, 1], "a step is never left empty"
+    again = WhereSpread(hold=1, start=2, follow=0.5)
+    again.load_state_dict(part.state_dict())
+    assert spread(again, wide, narrow) == spread(part, wide, narrow) == [0]
+
+
+def samples(*texts: str, cut: str = "") -> list[Sample]:
+    return [Sample(text, token_ids=tuple(range(len(text))), truncated=text == cut) for text in texts]
+
+
+def test_a_pair_is_the_best_and_the_worst_that_are_whole_and_scored():
+    made = samples("worse", "cut", "best", "failed", "good", "worst", cut="cut")
+    totals = [0.2, 9.0, 1.0, math.nan, 0.8, 0.1]
+    pair = {"chosen": "best", "rejected": "worst", "margin": 0.9}
+    assert BestAndWorst()(made, totals).rows == [pair]
+    assert BestAndWorst(most=5)(made, totals).rows == [
+        pair,
+        {"chosen": "good", "rejected": "worse", "margin": pytest.approx(0.6)},
+    ]
+    assert BestAndWorst(most=5, gap=0.7)(made, totals).rows == [pair]
+    assert BestAndWorst(success_at=2.0)(made, totals).rows == []
+    assert BestAndWorst(most=2, success_at=0.15)(made, totals).rows == [pair]
+
+
+@pytest.mark.parametrize("totals", [[0.5, 0.5], [1.0, math.nan], [math.nan, math.nan]])
+def test_no_pair_without_a_difference(totals: list[float]):
+    assert BestAndWorst()(samples("a", "b"), totals).rows == []
+
+
+def test_equal_texts_are_no_pair_though_their_scores_differ():
+    assert BestAndWorst()(samples("a", "a"), [1.0, 0.0]).rows == []
+
+
+def test_the_longest_of_the_right_against_the_shortest_of_the_wrong():
+    made, totals = samples("ok", "right", "no", "wrong"), [1.0, 1.0, 0.0, 0.0]
+    assert BestAndWorst()(made, totals).rows == [{"chosen": "ok", "rejected": "wrong", "margin": 1.0}]
+    assert BestAndWorst(prefer_long=True)(made, totals).rows == [{"chosen": "right", "rejected": "no", "margin": 1.0}]
+
+
+def test_prompts_that_are_sometimes_right_are_kept_with_their_best_sample():
+    made, totals = samples("bad", "right", "better", "cut", cut="cut"), [0.0, 0.6, 0.9, 1.0]
+    assert Difficulty(high=0.8)(made, totals) == ([{}], 3, 4)
+    assert Difficulty(high=0.8, column="completion")(made, totals).rows == [{"completion": "better"}]
+    assert Difficulty(high=0.7)(made, totals).rows == [] and Difficulty(low=0.8, high=1.0)(made, totals).rows == []
+    assert Difficulty(low=0.0, column="x")(made, [0.0] * 4).rows == [] and Difficulty(low=0.0)(made, [0.0] * 4).rows == [{}]
+    assert Difficulty(low=0.0)(made, [math.nan] * 4) == ([], 0, 0)
+
+
+def test_an_empty_interval_is_refused():
+    with pytest.raises(ValueError, match=r"low is 0\.6 and high is 0\.4: no share of right samples lies between"):
+        Difficulty(low=0.6, high=0.4)

@@ -1,12 +1,16 @@
-"""Rows of any JSON: every layout gives a row in our words or a sentence, and both data sets a prompt or a sentence."""
+"""Rows that would be trained on and mean something else, or are any JSON: a prompt or a sentence, with file and line."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+from mmrl.answers.boxes.box import Box
 from mmrl.core.types import Prompt
 from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.base import Look
@@ -14,7 +18,8 @@ from mmrl.data.layouts.source import LAYOUTS, candidates
 from mmrl.data.layouts.turns import each_question
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row
-from mmrl.data.validate import BAD_ROW
+from mmrl.data.validate import BAD_ROW, FILE_ROW, Report, check
+from tests.support.grounding import check_file, read_grounding, split
 
 WORDS = [
     "role", "content", "from", "value", "user", "assistant", "human", "gpt", "system", "type", "text", "image",
@@ -92,3 +97,225 @@ def test_a_size_that_is_no_list():
     row = Row({"image": "a.png", "question": "where?", "box": [1, 2, 3, 4], "size": 100}, "rows.jsonl", 1)
     with pytest.raises(ValueError, match=r"its picture has size 100, but it has \[64, 48\]"):
         GroundingLayout().prompts(row, lambda: (["a.png"], [(64, 48)]))
+
+
+def problems(path, **layout):
+    return [str(problem) for problem in check_file(path, GroundingLayout(path.parent, **layout)).problems]
+
+
+def row(image: object = "cat.png", question="q", box=(4, 4, 20, 20), **more):
+    return {"image": image, "question": question, "box": list(box), **more}
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (
+            row(box=(0.1, 0.2, 0.5, 1.0)),
+            r"box \[0\.1, 0\.2, 0\.5, 1\] \(pixel\) lies within the first pixel: .* give space = norm1$",
+        ),
+        (row(box=(100, 200, 900, 1000)), "lies outside .* give space = norm1000$"),
+        (row(box=(40, 30, 10, 8)), "has no area.* as x, y, width, height it would fit the picture: give box_format = xywh$"),
+        (row(box=(40, 30, 60, 8)), "x2 > x1 and y2 > y1$"),
+        (row(box=(4, 4, 20, 10**4000)), "a box must be four numbers"),
+        (row(box=(float("nan"), 1, 2, 3)), "a box must be four numbers"),
+        (row(image="https://example.com/cat.png"), "is a URL, and URLs are not fetched: download it first, and write"),
+        (row(image="s3://bucket/cat.png"), "URLs are not fetched"),
+        (row(image="data:image/png;base64,AAAA"), "URLs are not fetched"),
+        (row(image="dot.png", box=(0, 0, 1, 0.9)), "1 x 1 pixels, which models cannot be shown"),
+        (row(image="thread.png", box=(0, 0, 400, 1)), "500 x 1 pixels, which models cannot be shown"),
+        (row(question="where is <|image_pad|>?"), r"spells <\|image_pad\|>, which models read as a token"),
+        (row(question="<|im_end|> ignore the picture"), r"spells <\|im_end\|>"),
+        (row(question="a \ud83d b"), r"holds \\ud83d, half of a character, at 2: write the character out"),
+        (row(question="a <start_of_image> b"), "spells <start_of_image>"),
+        (row(image=10**4000), "a picture must be a path, bytes or a PIL image, not int"),
+        (row(image={"bytes": None, "path": "http://example.com/a.png"}), "URLs are not fetched"),
+    ],
+)
+def test_each_is_found_with_its_row(picture, jsonl, bad, said):
+    picture("cat.png")
+    picture("dot.png", (1, 1))
+    picture("thread.png", (500, 1))
+    path = jsonl(row(), bad, row(question="another"))
+    [found] = problems(path)
+    assert found.startswith("boxes.jsonl:2: ")
+    assert re.search(said, found), found
+
+
+def test_good_rows_of_other_forms_still_pass(picture, jsonl):
+    picture("cat.png")
+    path = jsonl(row(question="is 3 < 4 |> 2?"), row(box=(0, 0, 1, 2)), row(question="is <b>bold</b> here?"))
+    assert problems(path) == []
+    assert problems(jsonl(row(box=(0.1, 0.2, 0.5, 1.0))), space="norm1") == []
+    assert problems(jsonl(row(box=(40, 30, 10, 8))), box_format="xywh") == []
+
+
+def test_exact_duplicates_are_named_in_a_check_and_only_noted_in_a_run(picture, jsonl):
+    picture("cat.png")
+    rows = [row(), row(question="another"), row(box=(5, 5, 20, 20))]
+    path = jsonl(*rows, *[rows[0]] * 24)
+    report = check_file(path)
+    assert report.num_problems == 24
+    assert str(report.problems[0]) == "boxes.jsonl:4: the row says exactly what boxes.jsonl:1 says: remove one of them"
+    prompts, report = read_grounding(path, GroundingLayout(path.parent))
+    assert len(prompts) == 27 and report.ok and len(report.duplicates) == 24
+
+
+def test_duplicates_of_any_data_set_are_noted():
+    prompts = [Prompt(str(i), text) for i, text in enumerate(["a fox", "a dog", "a fox"])]
+    report = check(prompts)
+    assert report.ok and report.duplicates == [("row 3", "row 1")]
+    report.refuse_duplicates()
+    assert not report.ok
+    drawn = [Prompt(str(i), "q", (Image.new("RGB", (9, 9)),)) for i in range(2)]
+    assert check(drawn).duplicates == [], "pictures in memory are not compared"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (Prompt("1", "q", ("https://example.com/a.png",)), "URLs are not fetched"),
+        (Prompt("1", "q", ("gs://b/a.mp4",)), "URLs are not fetched"),
+        (Prompt("1", "a <|vision_start|>"), "spells <|vision_start|>"),
+        (Prompt("1", "a \udc00"), "half of a character"),
+        (Prompt("a \udc00", "a"), "half of a character"),
+        (Prompt("1", "a", answer="\ud800b"), "half of a character"),
+        (Prompt("1", "a", columns={"category": "\ud800"}), "half of a character"),
+        (Prompt("1", "q", (Image.new("RGB", (600, 3)),)), "600 x 3 pixels"),
+        (Prompt("1", "q", (Image.new("RGB", (1, 1)),)), "1 x 1 pixels"),
+    ],
+)
+def test_prompts_of_any_data_set_are_looked_at(prompt, said):
+    [problem] = check([prompt]).problems
+    assert problem.place == "row 1" and said in problem.text
+
+
+def test_a_problem_is_never_as_long_as_a_picture(jsonl):
+    [found] = problems(jsonl(row(image="cat.png" * 10_000)))
+    assert len(found) < 700
+
+
+def test_a_split_of_damaged_pictures_in_cells_is_refused_in_few_words(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    cells = [{"bytes": b"\x89PNG" * 250_000, "path": None}] * 2
+    table = pyarrow.table({"image": cells, "question": ["a", "b"]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet:1: picture \(1000000 bytes\) cannot be read") as caught:
+        split(tmp_path / "a.parquet", tmp_path / "out", {"train": 0.5, "test": 0.5})
+    assert len(str(caught.value)) < 2000
+
+
+def test_whole_numbers_that_json_itself_refuses(jsonl):
+    [found] = problems(jsonl('{"image": "cat.png", "question": "q", "box": [0, 0, 9, ' + "9" * 5000 + "]}"))
+    assert found.startswith("boxes.jsonl:1: this is not JSON")
+    assert json.loads("9" * 4000) > 1
+
+
+def test_control_characters_of_data_are_spelled_out(jsonl):
+    [found] = problems(jsonl(row(image="\x1b[2Jcat\x00.png")))
+    assert "\\x1b[2Jcat\\x00.png" in found and found.isprintable()
+
+
+def test_parquet_that_is_broken_is_named(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + b"\0" * 50 + b"PAR1")
+    with pytest.raises(ValueError, match=r"a\.parquet is broken after row 0: write or download it again"):
+        check_file(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["sub/train", "..", "", "a\nb"])
+def test_a_part_is_named_like_a_file(jsonl, tmp_path, name):
+    with pytest.raises(ValueError, match="cannot be the name of a file"):
+        split(jsonl(row()), tmp_path / "out", {name: 0.5, "test": 0.5})
+
+
+class Lazy:
+    """Rows by number, like a torch Dataset. Raises when a prompt is asked for, as a data set does that reads late."""
+
+    def __init__(self, prompts):
+        self.prompts = prompts
+
+    def __len__(self):
+        return len(self.prompts)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index):
+        if self.prompts[index] is None:
+            raise ValueError("this row is bad")
+        return self.prompts[index]
+
+
+def prompt(i, *media, answer=None, text="q", **columns):
+    return Prompt(str(i), text, media, answer, columns)
+
+
+def test_good_prompts_of_any_task_pass(picture, tmp_path):
+    picture("cat.png")
+    (tmp_path / "clip.mp4").write_bytes(b"any")
+    prompts = [
+        prompt(1, str(tmp_path / "cat.png"), answer=Box(0, 0, 64, 48)),
+        prompt(2, Image.new("RGB", (5, 5)), answer=(Box(0, 0, 1, 1, "norm1"),)),
+        prompt(3, tmp_path / "clip.mp4", answer="B"),
+        prompt(4, text="a red cat"),
+    ]
+    report = check(prompts)
+    assert report.ok and report.num_rows == 4
+    assert check(iter(prompts)).num_rows == 4
+    assert check(iter(prompts), max_rows=2).num_rows == 2
+    report.raise_if_bad()
+
+
+def test_every_problem_is_listed_with_its_place(picture, tmp_path):
+    cat = str(tmp_path / picture("cat.png"))
+    broken = tmp_path / "broken.jpg"
+    Image.effect_noise((99, 99), 50).save(broken)
+    broken.write_bytes(broken.read_bytes()[:-400])
+    report = check(
+        Lazy(
+            [
+                prompt(1, cat, answer=Box(0, 0, 65, 48), **{FILE_ROW: "boxes.jsonl:12"}),
+                prompt(1, cat),
+                None,
+                prompt(2, str(broken)),
+                prompt(3, str(tmp_path / "dog.mp4")),
+                prompt(4, cat, text="<image> <image>"),
+                prompt(5, text=" "),
+                prompt(6, cat),
+            ]
+        )
+    )
+    says = [
+        "outside its space",
+        "'1' was used before",
+        "this row is bad",
+        "cut short",
+        "dog.mp4",
+        "2 <image> markers",
+        "neither text",
+    ]
+    places = ["boxes.jsonl:12", "row 2", "row 3", "row 4", "row 5", "row 6", "row 7"]
+    assert [problem.place for problem in report.problems] == places
+    assert all(part in problem.text for part, problem in zip(says, report.problems, strict=True))
+    with pytest.raises(ValueError, match=r"boxes\.jsonl:12: box"):
+        report.raise_if_bad()
+
+
+def test_a_stream_ends_at_a_row_that_cannot_be_built():
+    report = check(iter(Lazy([prompt(1), prompt(2), None, prompt(3)])))
+    assert report.num_rows == 2
+    assert str(report.problems[0]) == "the row after row 2: this row is bad"
+
+
+def test_a_text_that_is_no_text():
+    wrong = prompt(1)
+    object.__setattr__(wrong, "text", None)
+    assert "must be a string" in str(check([wrong]))
+
+
+def test_nothing_is_a_problem():
+    assert "holds no rows" in str(check([]))
+    with pytest.raises(ValueError, match="x: holds no rows"):
+        Report("x").raise_if_bad()

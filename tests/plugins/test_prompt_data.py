@@ -1,9 +1,23 @@
-"""Prompts to draw from: lines of a file, objects of a JSONL file, or texts of a config."""
+"""Data to draw from, to be taught pictures by, and conversations: rows as people have them, and what is refused."""
 
+import io
 import json
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
+from PIL import Image
 
+from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
+from mmrl.app.config.tasks import one_line
+from mmrl.app.plugins.resolve import load
+from mmrl.app.run.build import build
+from mmrl.core.samples import Video
+from mmrl.data.drawn.moving import ClipStyle, draw, plan_clip
+from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.validate import FILE_ROW, check
 
 
@@ -79,3 +93,205 @@ def test_prompts_of_tables_and_of_folders_with_pictures(dataset, tmp_path, colum
     assert [prompt.text for prompt in dataset("prompts")(tmp_path / "pictures")] == ["a train"]
     [prompt] = dataset("prompts")(tmp_path / "pictures", split="test")
     assert (prompt.text, prompt.media, "image" in prompt.columns) == ("a test", (), False)
+
+
+RED, BLUE = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+
+
+def test_rows_with_a_caption_or_a_pair(dataset, tmp_path):
+    for name, picture in (("a", RED), ("b", BLUE)):
+        picture.save(tmp_path / f"{name}.png")
+    rows = [
+        {"image": "a.png", "caption": "a red square", "kind": "x"},
+        {"prompt": "red", "chosen": "a.png", "rejected": "b.png", "id": "pair"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    one, pair = dataset("pictures")(tmp_path / "rows.jsonl")
+    assert (one.id, one.text, one.media) == ("1", "a red square", ())
+    assert one.columns == {"kind": "x", FILE_ROW: "rows.jsonl:1", "picture": str(tmp_path / "a.png")}
+    assert (pair.id, pair.columns["chosen"], pair.columns["rejected"]) == ("pair", *(str(tmp_path / f"{n}.png") for n in "ab"))
+    TaughtPictures().check_prompts([one])
+    TaughtPairs().check_prompts([pair])
+
+
+def test_pairs_as_pickapic_has_them(dataset, tmp_path):
+    def of(picture: Image.Image) -> bytes:
+        file = io.BytesIO()
+        picture.save(file, "PNG")
+        return file.getvalue()
+
+    pictures = {"caption": "red", "jpg_0": of(RED), "jpg_1": of(BLUE), "best_image_uid": "u"}
+    rows = [{**pictures, "label_0": label} for label in (1.0, 0.0, 0.5)]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    first, second = dataset("pictures")(tmp_path / "rows.parquet")
+    shown = [[one.columns[name].getpixel((0, 0)) for name in ("chosen", "rejected")] for one in (first, second)]
+    assert shown == [[(255, 0, 0), (0, 0, 255)], [(0, 0, 255), (255, 0, 0)]]
+    assert first.columns["best_image_uid"] == "u" and "jpg_0" not in first.columns
+    assert [one.id for one in dataset("pictures")(tmp_path / "rows.parquet", size=1)] == ["1"]
+    parquet.write_table(pa.Table.from_pylist(rows[2:]), tmp_path / "ties.parquet")
+    with pytest.raises(ValueError, match="no row with a picture or a pair of which one is preferred"):
+        dataset("pictures")(tmp_path / "ties.parquet")
+
+
+def test_bad_rows_are_listed_with_their_lines(dataset, tmp_path):
+    RED.save(tmp_path / "a.png")
+    rows = [
+        {"caption": "x"},
+        {"image": "a.png"},
+        {"image": "no.png", "caption": "x"},
+        {"image": 3, "caption": "x"},
+        {"caption": "x", "jpg_0": "a.png", "jpg_1": "a.png", "label_0": 2},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match="cannot be trained on") as caught:
+        dataset("pictures")(tmp_path / "rows.jsonl")
+    for sentence in (
+        "rows.jsonl:1: the row has caption, and no picture: it needs image, video, chosen and rejected, or jpg_0, jpg_1 and",
+        "rows.jsonl:2: column prompt is missing, and must hold the text of the prompt",
+        "rows.jsonl:3: picture",
+        "rows.jsonl:4: column image is '3': it must be the path of a picture or clip",
+        "rows.jsonl:5: column label_0 is 2: it must be 1 where jpg_0 is preferred, 0 or 0.5",
+    ):
+        assert sentence in str(caught.value)
+
+
+def test_clips_begin_where_a_row_says_and_may_follow_a_first_frame(dataset, tmp_path):
+    write_mp4(tmp_path / "a.mp4", np.zeros((8, 16, 16, 3), np.uint8), 8)
+    RED.save(tmp_path / "a.png")
+    rows = [
+        {"video": "a.mp4", "caption": "night"},
+        {"clip": "a.mp4", "caption": "night", "start": 0.5, "first_frame": "a.png"},
+        {"chosen": "a.mp4", "rejected": "a.png", "caption": "night"},
+    ]
+    file, clip = tmp_path / "rows.jsonl", str(tmp_path / "a.mp4")
+    file.write_text("\n".join(map(json.dumps, rows)))
+    whole, part, pair = dataset("pictures")(file)
+    assert (whole.media, whole.columns["clip"], pair.columns["chosen"]) == ((), clip, clip)
+    assert part.columns["clip"] == Video(clip, start=0.5) and part.media == (str(tmp_path / "a.png"),)
+    TaughtPictures().check_prompts([whole, part])
+    for bad, message in (({"start": 1.0}, "it asks for 1 s to 1 s"), ({"start": "x"}, "column start is 'x'")):
+        file.write_text(json.dumps({**rows[0], **bad}))
+        with pytest.raises(ValueError, match=message):
+            dataset("pictures")(file)
+
+
+def test_shapes_draws_what_its_captions_ask_for(dataset):
+    plain, drawn = dataset("shapes")(size=3), dataset("shapes")(size=3, pictures=True)
+    assert [one.text for one in plain] == [one.text for one in drawn] and "picture" not in plain[0].columns
+    assert all(one.columns["chosen"].tobytes() != one.columns["rejected"].tobytes() for one in drawn)
+    assert drawn[0].columns["picture"].tobytes() == dataset("shapes")(size=3, pictures=True)[0].columns["picture"].tobytes()
+    TaughtPairs().check_prompts(drawn)
+
+
+LLAVA = {
+    "id": "1",
+    "image": "a.png",
+    "conversations": [
+        {"from": "human", "value": "<image>\nWhat is it?"},
+        {"from": "gpt", "value": "A square."},
+        {"from": "human", "value": "Which colour?"},
+        {"from": "gpt", "value": "Red."},
+    ],
+}
+TOOLS = {
+    "id": "2",
+    "images": ["a.png", "b.png"],
+    "messages": [
+        {"role": "user", "content": "Look closer."},
+        {"role": "assistant", "content": "<tool_call>zoom</tool_call>"},
+        {"role": "tool", "content": "<image>"},
+        {"role": "assistant", "content": "A line."},
+    ],
+}
+PARTS = {
+    "id": "3",
+    "messages": [
+        {"role": "user", "content": [{"type": "image", "image": "b.png"}, {"type": "text", "text": "And this?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "A bar."}]},
+    ],
+}
+BOXED = {
+    "messages": [{"role": "user", "content": "Find <ref-object>"}, {"role": "assistant", "content": "<bbox>"}],
+    "objects": {"ref": ["the cat"], "bbox": [[1, 2, 30, 31]]},
+}
+SHOWS = {"messages": [TOOLS["messages"][0], {"role": "assistant", "content": "<image>"}]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    for name, size in (("a.png", (32, 32)), ("b.png", (64, 32))):
+        Image.new("RGB", size, "red").save(tmp_path / name)
+    return tmp_path / "rows.jsonl"
+
+
+def write(file: Path, *rows: dict[str, Any]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def first_turn(row: dict[str, Any], **change: object) -> dict[str, Any]:
+    """The row with its first message changed."""
+    return {**row, "messages": [{**row["messages"][0], **change}, *row["messages"][1:]]}
+
+
+def test_public_layouts_are_read_with_pictures_at_their_markers(file: Path):
+    shown = first_turn(TOOLS, content="<image>Look closer.")
+    llava, tools, parts = load("dialogues", "datasets")(write(file, LLAVA, shown, PARTS))
+    a, b = str(file.with_name("a.png")), str(file.with_name("b.png"))
+    assert (llava.text, llava.media) == ("<image>\nWhat is it?", (a,))
+    assert [(one["role"], one["content"], one["images"]) for one in llava.columns["completion"]] == [
+        ("assistant", "A square.", ()),
+        ("user", "Which colour?", ()),
+        ("assistant", "Red.", ()),
+    ]
+    assert tools.media == (a,) and tools.columns["completion"][1] == {"role": "tool", "content": "<image>", "images": (b,)}
+    assert (parts.text, parts.media, parts.columns["completion"]) == ("<image>And this?", (b,), "A bar.")
+
+
+def test_clips_and_pictures_without_markers_belong_to_the_first_question(file: Path):
+    style = ClipStyle(side=32, glyph=(12, 16), seconds=6.0)
+    write_mp4(file.with_name("c.mp4"), draw(plan_clip(0, 0, "train", style, ("which",))), style.fps)
+    [prompt] = load("dialogues", "datasets")(write(file, first_turn({**PARTS, "video": "c.mp4", "image": "a.png"}, content="?")))
+    assert prompt.media == (str(file.with_name("a.png")), Video(str(file.with_name("c.mp4"))))
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        (first_turn(TOOLS, role="system"), "system message.*policy.system_prompt"),
+        (first_turn(TOOLS, role="critic"), "a turn is by 'critic'"),
+        (first_turn(TOOLS, role="assistant"), "the turns are by assistant, assistant, tool, assistant: user begins"),
+        (first_turn(TOOLS, content=" "), "turn 1, of user, is ' '"),
+        ({**TOOLS, "images": []}, "show more pictures than the row lists"),
+        (first_turn(TOOLS, content="<image><image>?"), "show more pictures than the row lists"),
+        ({**TOOLS, "images": ["a.png", "b.png", "a.png"]}, "lists 2 pictures and 0 clips that no turn shows"),
+        ({**TOOLS, "images": ["gone.png"]}, "gone.png"),
+        ({**TOOLS, "messages": TOOLS["messages"][:3]}, "has the last word"),
+        ({**TOOLS, "messages": "hello"}, "column messages must be a list of turns"),
+        ({"id": "1", "question": "?"}, r"the row has id, question"),
+        (
+            {**TOOLS, "messages": [TOOLS["messages"][0], {**TOOLS["messages"][1], "tool_calls": [{}]}]},
+            "write the call in the turn's content",
+        ),
+        (SHOWS, "turn 2, of assistant, shows a picture"),
+        (BOXED, "turn 1, of user, has <ref-object> or <bbox>, .*: take the data set grounding_jsonl, with written = 'truth'"),
+    ],
+)
+def test_bad_rows_are_refused_with_file_and_line(file: Path, row: dict[str, Any], words: str):
+    with pytest.raises(ValueError, match=rf"(?s)rows\.jsonl.*{words}"):
+        load("dialogues", "datasets")(write(file, row))
+
+
+def test_a_line_on_the_command_line_teaches_every_turn(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
+    look, call, shown, answer = TOOLS["messages"]
+    data = write(file, LLAVA, {**TOOLS, "images": ["b.png"], "messages": [look, call, {**shown, "role": "user"}, answer]})
+    words = ["data.use=dialogues", "steps=1", "prompts_per_step=2", "optimizer.lr=1e-2"]
+    trainer = build(one_line("sft", "tiny:qwen3_vl", data, (), words)).trainer
+    first = trainer.step()
+    rollouts = trainer.collect().rollouts
+    own = [sample.num_written for group in rollouts.groups for sample in group.samples]
+    assert sum(own) == int(rollouts.action_mask.sum()) < rollouts.action_mask.numel()
+    assert {len(sample.turns) for group in rollouts.groups for sample in group.samples} == {2}
+    later = [trainer.step()["loss"] for _ in range(3)]
+    assert later[-1] < 0.9 * first["loss"]

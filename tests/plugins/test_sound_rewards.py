@@ -1,6 +1,7 @@
-"""Rewards of sounds against sounds whose truth is known, and against slow sums."""
+"""Rewards of sounds, alone and beside clips, against sounds whose truth is known."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,45 @@ def test_what_cannot_be_heard_so_is_refused(name: str, settings: dict[str, float
 def test_half_a_band_is_refused(settings: dict[str, float]):
     with pytest.raises(ValueError, match="set both, low below high, or neither"):
         reward("band_energy", **settings)
+
+
+SYNC_RATE, FPS, FRAMES = 1000, 20.0, 20
+"""A second of either."""
+
+
+def made(seen: int | None, heard: float | None) -> Sample:
+    """A black clip that is white from a frame on, with noise from a time on over a hum; None: never."""
+    clip = np.zeros((FRAMES, 8, 8, 3), np.uint8)
+    wave = 0.01 * np.sin(np.arange(SYNC_RATE))
+    if seen is not None:
+        clip[seen:] = 255
+    if heard is not None:
+        wave[round(heard * SYNC_RATE) :] += np.where(np.arange(SYNC_RATE - round(heard * SYNC_RATE)) % 2, 0.5, -0.5)
+    return Sample(video=clip, fps=FPS, sound=np.stack([wave, wave]).astype(np.float32), rate=SYNC_RATE)
+
+
+def score(*samples: Sample, **settings: float) -> list:
+    return load("in_sync", "rewards")(**settings)(Group(0, Prompt("p", "a clap"), samples))
+
+
+@pytest.mark.parametrize(
+    ("seen", "heard", "limit", "worth"), [(10, 0.5, 0.5, 1.0), (10, 0.7, 0.5, 0.6), (4, 0.4, 0.4, 0.5), (2, 0.9, 0.5, 0.0)]
+)
+def test_it_falls_with_the_seconds_between(seen: int, heard: float, limit: float, worth: float):
+    (found,) = score(made(seen, heard), limit=limit)
+    assert found.value == pytest.approx(worth, abs=1e-6)
+    assert found.parts["seen"] == pytest.approx(seen / FPS) and found.parts["heard"] == pytest.approx(heard)
+
+
+def test_still_and_silent_clips_earn_nothing():
+    still, silent = made(None, 0.5), made(10, None)
+    quiet = Sample(video=silent.video, fps=FPS, sound=np.zeros((1, SYNC_RATE), np.float32), rate=SYNC_RATE)
+    assert [one.value for one in score(still, quiet)] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [({"sound": None}, "has no sound"), ({"video": None}, "has no video"), ({"fps": None}, "it needs a time")]
+)
+def test_samples_without_both_are_refused(change: dict[str, None], said: str):
+    with pytest.raises(ValueError, match=said):
+        score(replace(made(10, 0.5), **change))

@@ -59,7 +59,7 @@ EXEMPT = {
     "openthinkimg": "what is its own is the reward",
     "vr_thinker": "what is its own is the bonus, see tests/algorithms/test_turns.py",
     "geometry_zero": "what is its own is the bonus, see tests/algorithms/test_turns.py",
-    "gui_g1": "its paper takes one update: what is its own is the weight, see tests/algorithms/test_more_methods.py",
+    "gui_g1": "its paper takes one update: what is its own is the weight, see tests/algorithms/test_method_parts.py",
 }
 """Presets whose objective need not act as itself, and why."""
 NO_TWIN = {

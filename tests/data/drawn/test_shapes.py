@@ -1,9 +1,11 @@
-"""Drawn shapes and their masks: areas, places, splits, and the faults of a collection nobody looked through."""
+"""Drawn shapes and their masks: areas, places, splits, faults, and wishes in users' words."""
 
 import numpy as np
 import pytest
 
+from mmrl.app.plugins.resolve import load
 from mmrl.data.drawn.shapes import COLOURS, HELD_OUT, PAPER, SHAPES, SIDES, TRAIN, WISHES, Sketches, Wish, draw, ideal_mask, place
+from mmrl.data.drawn.wishes import OPENINGS, OTHER, paraphrase
 
 
 def middle(mask):
@@ -67,3 +69,27 @@ def test_half_of_the_captions_are_wrong_and_half_of_the_pictures_stained():
     assert 0.35 < share < 0.65
     _, written = Sketches(confused=1.0, stained=0.0).batch(np.random.default_rng(0), 200)
     assert len(set(written)) > 25
+
+
+KNOWN = {*COLOURS, *SHAPES, *SIDES}
+
+
+def test_no_user_says_a_word_of_the_captions_and_everything_is_asked_for_equally_often():
+    wishes = load("wishes", "datasets")
+    for split, combinations in (("train", TRAIN), ("held_out", HELD_OUT)):
+        prompts = wishes(split)
+        assert len({one.text for one in prompts}) == len(prompts) == len(combinations) * len(OPENINGS) * 8
+        asked = [Wish(*(one.columns[name] for name in Wish._fields)) for one in prompts]
+        assert {asked.count(wish) for wish in combinations} == {len(OPENINGS) * 8}
+        for wish, one in zip(asked, prompts, strict=True):
+            said = set(one.text.split())
+            assert not said & KNOWN and all(said & set(OTHER[word]) for word in wish)
+    assert wishes(size=5, seed=3) == wishes(seed=3)[:5] != wishes(size=5)
+
+
+def test_a_paraphrase_says_each_thing_in_one_of_three_words():
+    rng, wish = np.random.default_rng(0), Wish("red", "circle", "left")
+    said = [paraphrase(wish, rng).split() for _ in range(600)]
+    for at, word in ((1, "red"), (2, "circle"), (5, "left")):
+        words = [one[at] for one in said]
+        assert set(words) == {word, *OTHER[word]} and 150 < words.count(word) < 250
