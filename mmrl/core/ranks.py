@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import State
-from mmrl.core.types import Group, Prompt, Rollouts, Scores, Turn
+from mmrl.core.types import Group, Prompt, Rollouts, Sample, Scores, Turn
 from mmrl.runtime.accelerator import Accelerator, is_sharded
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import pad_actions
@@ -214,8 +214,14 @@ def gathered(x: Tensor) -> Tensor:
 def without_media(group: Group) -> Group:
     """The same group without pictures, light enough to send."""
     prompt = Prompt(group.prompt.id, group.prompt.text, (), group.prompt.answer, group.prompt.columns)
-    samples = tuple(replace(sample, image=None, video=None, previews=(), turns=blind(sample.turns)) for sample in group.samples)
-    return Group(group.id, prompt, samples, notes=group.notes, seen=group.seen)
+    return Group(group.id, prompt, tuple(map(as_words, group.samples)), notes=group.notes, seen=group.seen)
+
+
+def as_words(sample: Sample) -> Sample:
+    """The same sample without what was drawn or shown."""
+    if sample.output is None and not sample.previews and not sample.turns:
+        return sample
+    return replace(sample, image=None, video=None, sound=None, previews=(), turns=blind(sample.turns))
 
 
 def blind(turns: Sequence[Turn]) -> tuple[Turn, ...]:

@@ -61,18 +61,18 @@ class Second(Ranks):
 
 
 def rollouts(num_rows: int, length: int) -> Rollouts:
-    prompt, samples = Prompt("p", media=("a.png",)), tuple(Sample("x", image=object()) for _ in range(num_rows))
+    prompt, samples = Prompt("p", media=("a.png",)), tuple(Sample("x", image=object(), sound=object()) for _ in range(num_rows))
     ids = torch.zeros(num_rows, dtype=torch.long)
     mask = torch.ones(num_rows, length, dtype=torch.bool)
     return Rollouts((Group(0, prompt, samples),), ids, torch.arange(num_rows), mask, Steps({}))
 
 
-def test_rows_of_all_processes_without_pictures():
+def test_rows_of_all_processes_without_pictures_and_sounds():
     own = rollouts(3, 2)
     everyone, mine = Second().all_rows(own)
     assert (len(everyone), mine) == (6, slice(3, 6))
     assert everyone.sample_ids.tolist() == [0, 1, 2, 0, 1, 2]
-    assert all(group.prompt.media == () and sample.image is None for group in everyone.groups for sample in group.samples)
+    assert all(group.prompt.media == () and sample.output is None for group in everyone.groups for sample in group.samples)
     alone, mine = Ranks().all_rows(own)
     assert (len(alone), mine) == (3, slice(0, 3))
     assert alone.groups == everyone.groups[:1] and type(alone.trace) is type(everyone.trace) is NoTrace
