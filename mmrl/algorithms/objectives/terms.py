@@ -23,7 +23,7 @@ NOTHING = "nothing"
 
 
 class Declarations(TypedDict, total=False):
-    """What a class of terms may declare in its head, `class Gmpo(Surrogate, scope="rollout")`, where no field decides it."""
+    """The declarations that a class of terms may make in its head, `class Gmpo(Surrogate, scope="rollout")`, where no field decides it."""
 
     reads: tuple[Reading, ...]
     scope: Scope
