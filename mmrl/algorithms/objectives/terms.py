@@ -23,7 +23,7 @@ NOTHING = "nothing"
 
 
 class Declarations(TypedDict, total=False):
-    """The declarations that a class of terms may make in its head, `class Gmpo(Surrogate, scope="rollout")`, where no field decides it."""
+    """Declarations in the head of a class of terms, `class Gmpo(Surrogate, scope="rollout")`, where no field decides."""
 
     reads: tuple[Reading, ...]
     scope: Scope
