@@ -6,7 +6,6 @@ Licence: the digits are from the UCI repository, CC BY 4.0; the drawing is own c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,10 +14,10 @@ from mmrl import Box, Prompt
 from mmrl.answers.boxes.parsing import format_box
 from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.scenes import PlacedDigit, Scene, SceneStyle, draw_scene
+from mmrl.data.lazy import lazily
 from mmrl.runtime.ranges import Count, PositiveShare, Range, Seed
 
 __all__ = ["load"]
-Written = Literal["", "right", "hurried"]
 LOOSEN = 0.4
 """Every side of a hurried box is pushed out by up to this share of the digit's width or height."""
 CONFUSED = 0.5
@@ -32,7 +31,7 @@ def load(
     asked: Sequence[Annotated[int, Range(0, 9)]] = (7,),
     num_distractors: Annotated[int, Range(0, 64)] = 1,
     background: Literal["noise", "photo"] = "noise",
-    written: Written = "",
+    written: Literal["", "right", "hurried"] = "",
     shown: PositiveShare = 1.0,
 ) -> Sequence[Prompt]:
     """Prompts whose answer is a tuple of one pixel box; column `distractors` holds the boxes of the other digits.
@@ -52,56 +51,34 @@ def load(
         ValueError: no such split, or digits that cannot be asked for.
     """
     style = SceneStyle(asked=tuple(asked), num_distractors=num_distractors, background=background)
-    prompts = _Scenes(split, size, seed, style, written, shown)
-    if size:
-        prompts[0]
-    return prompts
+    side = round(shown * style.side)
+    share = side / style.side
 
-
-@dataclass(frozen=True)
-class _Scenes(Sequence[Prompt]):
-    split: str
-    size: int
-    seed: int
-    style: SceneStyle
-    written: Written = ""
-    shown: float = 1.0
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        if not -self.size <= index < self.size:
-            raise IndexError(f"prompt {index} of {self.size}")
-        return self._prompt(index % self.size)
-
-    def _prompt(self, index: int) -> Prompt:
-        scene = draw_scene(self.seed, index, self.split, self.style)
-        side = round(self.shown * self.style.side)
-        share = side / self.style.side
+    def prompt(index: int) -> Prompt:
+        scene = draw_scene(seed, index, split, style)
+        columns: dict[str, Any] = {
+            "distractors": tuple(_box(one, share) for one in scene.distractors),
+            "digit": scene.asked.digit,
+        }
+        if written:
+            columns["completion"] = _written(scene, np.random.default_rng([seed, index, 1]), style.side, written == "hurried")
+        if share != 1:
+            columns["full"] = scene.image
         picture = scene.image if share == 1 else scene.image.resize((side, side))
-        return Prompt(
-            id=f"{self.split}-{self.seed}-{index}",
-            text=scene.question,
-            media=(picture,),
-            answer=(_box(scene.asked, share),),
-            columns={"distractors": tuple(_box(one, share) for one in scene.distractors), "digit": scene.asked.digit}
-            | ({"completion": self._written(scene, index)} if self.written else {})
-            | ({} if share == 1 else {"full": scene.image}),
-        )
+        return Prompt(f"{split}-{seed}-{index}", scene.question, (picture,), (_box(scene.asked, share),), columns)
 
-    def _written(self, scene: Scene, index: int) -> str:
-        """An annotator's answer, the same at every reading of the prompt."""
-        loosen, confused = (LOOSEN, CONFUSED) if self.written == "hurried" else (0.0, 0.0)
-        rng, side = np.random.default_rng([self.seed, index, 1]), self.style.side
-        is_wrong = scene.distractors and rng.random() < confused
-        digit = scene.distractors[rng.integers(len(scene.distractors))] if is_wrong else scene.asked
-        x1, y1, x2, y2 = digit.corners
-        left, top, right, bottom = rng.uniform(0, loosen, 4) * ([x2 - x1, y2 - y1] * 2)
-        box = Box(max(0.0, x1 - left), max(0.0, y1 - top), min(side, x2 + right), min(side, y2 + bottom))
-        return f"[{format_box(box.to('norm1000', MediaSize(*[side] * 4)))}]"
+    return lazily(size, prompt)
+
+
+def _written(scene: Scene, rng: np.random.Generator, side: int, is_hurried: bool) -> str:
+    """An annotator's answer, the same at every reading of the prompt."""
+    loosen, confused = (LOOSEN, CONFUSED) if is_hurried else (0.0, 0.0)
+    is_wrong = scene.distractors and rng.random() < confused
+    digit = scene.distractors[rng.integers(len(scene.distractors))] if is_wrong else scene.asked
+    x1, y1, x2, y2 = digit.corners
+    left, top, right, bottom = rng.uniform(0, loosen, 4) * ([x2 - x1, y2 - y1] * 2)
+    box = Box(max(0.0, x1 - left), max(0.0, y1 - top), min(side, x2 + right), min(side, y2 + bottom))
+    return f"[{format_box(box.to('norm1000', MediaSize(*[side] * 4)))}]"
 
 
 def _box(placed: PlacedDigit, share: float = 1.0) -> Box:
