@@ -143,6 +143,14 @@ class Remembering(PlannerHooks, ABC):
         self.asked.requests.clear()
 
 
+@dataclass(frozen=True)
+class Twice(Remembering, ABC):
+    """A planner that samples a second time, after a beginning that is given or under another prompt."""
+
+    max_rounds = 2
+    samples_plainly = False
+
+
 def right_ones(rewards: Iterable[float], success_at: float) -> list[bool]:
     """True for samples that reach the reward; False where the reward is missing."""
     return [not math.isnan(reward) and reward >= success_at for reward in rewards]

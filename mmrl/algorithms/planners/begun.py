@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Annotated
 
 from mmrl.algorithms.beside import SHARES, Beside, Parts, thought_of
-from mmrl.algorithms.planners.base import Once, Remembering, one_request_each, seed_of
+from mmrl.algorithms.planners.base import Once, Remembering, Twice, one_request_each, seed_of
 from mmrl.algorithms.planners.hints import check_template, hints_of
 from mmrl.algorithms.planners.segments import Values
 from mmrl.core.types import Given, Group, Piece, Prefix, Prompt, Request, Revision, Shown
@@ -110,14 +110,13 @@ class Budgets(BegunParts):
 
 
 @dataclass(frozen=True)
-class BudgetCuts(Remembering, Beside):
+class BudgetCuts(Twice, Beside):
     """Every answer's thought is cut at each budget, ended by a text, and answered `answers` times from there (BRPO).
 
     arXiv:2505.13438. A budget is a share of the run's longest answer. A thought trains in the row that wrote it alone, and that
     row's own answer does not. Take the advantage BudgetRelative with it; a prompt costs 1 + budgets x answers samples for one.
     """
 
-    samples_plainly = False
     shares: tuple[PositiveShare, ...] = (0.2, 0.4, 0.6, 0.8)
     """The budgets, rising; the rest is for answers."""
     answers: Annotated[int, Range(2, 2**10)] = 4
@@ -128,8 +127,6 @@ class BudgetCuts(Remembering, Beside):
     """The text that is forced after a cut."""
     length: Count | None = None
     """The longest answer, in tokens. None: the run fills in its max_new_tokens."""
-
-    max_rounds = 2
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mmrl.algorithms.planners.base import Once, Remembering, one_request_each, right_ones
+from mmrl.algorithms.planners.base import Once, Twice, one_request_each, right_ones
 from mmrl.algorithms.planners.hints import check_column, check_template, hints_of
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.algorithms.views import Hint
@@ -14,14 +14,13 @@ from mmrl.runtime.ranges import Number, check_ranges
 
 
 @dataclass(frozen=True)
-class Refinements(Remembering):
+class Refinements(Twice):
     """Every sample is refined once after a critique; the best refinement replaces the first sample (Critique-GRPO).
 
     arXiv:2506.03106. Refinements are sampled after the prompt, the sample and the critique, and trained after the plain prompt;
     the one that is kept has the role `injected`. Of equally good ones the first is kept.
     """
 
-    samples_plainly = False
     critique: Literal["right_or_wrong", "answer"] = "answer"
     """What a critique says: only whether the sample is right, or the right answer too."""
     refine_text: str = "A first answer was:\n{sample}\n\n{critique}\n\nAnswer again, and better."
@@ -38,8 +37,6 @@ class Refinements(Remembering):
         check_ranges(self)
         check_template(self, "refine_text", self.refine_text, "{sample}", "{critique}")
         check_template(self, "answer_text", self.answer_text, "{answer}")
-
-    max_rounds = 2
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for an answer that cannot be written into a critique."""
@@ -76,14 +73,13 @@ class Refinements(Remembering):
 
 
 @dataclass(frozen=True)
-class SerialExits(Remembering):
+class SerialExits(Twice):
     """One whole answer per prompt, and group_size - 1 that branch off at random places in its thought (S-GRPO, arXiv:2505.07686).
 
     The thought is cut, a text that ends it is forced, and the answer is sampled after it. The forced text never trains. Take the
     shaping ExitDecay with it.
     """
 
-    samples_plainly = False
     mark: str = "</think>"
     """The text that ends a thought; cuts lie before it. An answer without it may be cut anywhere."""
     forced: str = "\nTime is limited: answer now.\n</think>\n"
@@ -91,8 +87,6 @@ class SerialExits(Remembering):
     train_thought: bool = True
     """True: the beginning of a thought also trains in every answer that branches off it, which makes thoughts after the first
     right exit rarer. False: a thought trains once, in the whole answer, which never earns most."""
-
-    max_rounds = 2
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         """Raises ValueError for a group of one."""

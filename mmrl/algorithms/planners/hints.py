@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, cast
 
 from mmrl.algorithms.beside import Beside, Parts
-from mmrl.algorithms.planners.base import Once, Remembering, one_request_each, right_ones, seed_of
+from mmrl.algorithms.planners.base import Once, Remembering, Twice, one_request_each, right_ones, seed_of
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Request, Revision, Shown
@@ -156,14 +156,13 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Scaffold(Remembering):
+class Scaffold(Twice):
     """One sample per hint for a group in which every sample fails; the right one under the weakest hint is put in (Scaf-GRPO).
 
     arXiv:2510.19807. It replaces the group's first sample. Hints are ordered from the weakest: knowledge, plan and steps of a
     solution, each in parts that build on each other.
     """
 
-    samples_plainly = False
     column: str = "hints"
     """The column with a prompt's hints, the weakest first."""
     after: Annotated[int, Range(0, 2**20)] = 50
@@ -179,8 +178,6 @@ class Scaffold(Remembering):
     def __post_init__(self) -> None:
         check_ranges(self)
         check_template(self, "hint_text", self.hint_text, "{hint}")
-
-    max_rounds = 2
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError where no prompt has hints."""

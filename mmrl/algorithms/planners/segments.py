@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import isnan
 
-from mmrl.algorithms.planners.base import Remembering
+from mmrl.algorithms.planners.base import Twice
 from mmrl.algorithms.turns import SURE, cutpoints, probabilities_of
 from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Rollouts
 from mmrl.runtime.ranges import Count, Share
@@ -15,16 +15,13 @@ Values = dict[tuple[int, int], tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True)
-class CutAnswers(Remembering, ABC):
+class CutAnswers(Twice, ABC):
     """The base of planners that sample once more from cuts of the first round's answers."""
 
-    samples_plainly = False
     cuts: dict[tuple[int, int], list[int]] = field(
         default_factory=dict[tuple[int, int], list[int]], init=False, compare=False, repr=False
     )
     """Group and sample -> how many tokens stay in front of each cut, of this step."""
-
-    max_rounds = 2
 
     @abstractmethod
     def cuts_of(self, row: Sequence[float]) -> list[int]:

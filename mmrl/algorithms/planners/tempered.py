@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.notes import Notes
-from mmrl.algorithms.planners.base import Once, Remembering
+from mmrl.algorithms.planners.base import Once, Twice
 from mmrl.algorithms.statistics import uncertainty
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores, Tempering
@@ -20,7 +20,7 @@ from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class Tempered(Notes, Remembering):
+class Tempered(Notes, Twice):
     """Samples a share of the prompts once more at temperature T: `hot` up to the target entropy, `cold` above it.
 
     Arbitrary entropy policy optimization, arXiv:2510.08141, code Arbitrary-Entropy b353a05. Take the advantage
@@ -28,7 +28,6 @@ class Tempered(Notes, Remembering):
     mean of -log p of what the step before sampled, 0 before the first.
     """
 
-    samples_plainly = False
     target: NonNegative = 0.5
     """Wanted entropy, in nats per action."""
     share: Share = 0.25
@@ -37,8 +36,6 @@ class Tempered(Notes, Remembering):
     """T as long as the entropy is at most the target."""
     cold: Positive = 0.8
     """T above it."""
-
-    max_rounds = 2
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Ask for some of the groups again, as groups of their own."""
