@@ -1,7 +1,7 @@
 """Write the tables of finished arenas into docs/how_to/arena.md, between `<!-- table arena-TASK -->` and `<!-- /table -->`.
 
-    mmrl arena --task t2i --methods flow_grpo,cps --budget-seconds 15 --output runs/arena-t2i
-    python benchmarks/arena_tables.py runs/arena-t2i
+    mmrl arena --task video --methods grpo,rloo --budget-seconds 15 --output runs/arena-video
+    python benchmarks/arena_tables.py runs/arena-video
 
 Methods of one place are tied, best mean first: a place counts those that are clearly better.
 """
