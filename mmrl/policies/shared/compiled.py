@@ -9,12 +9,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import TypeVar
 
 import torch
 from torch import nn
+
+from mmrl.policies.shared.holding import holding
 
 log = logging.getLogger("mmrl")
 VARIANTS = 64
@@ -85,17 +87,9 @@ def refuse_computed_twice(compiled: bool, twice: bool) -> None:
         )
 
 
-@contextmanager
-def uncompiled(blocks: Sequence[nn.Module]) -> Iterator[None]:
+def uncompiled(blocks: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """A block in which modules compute as they were written."""
-    calls = [block._compiled_call_impl for block in blocks]
-    for block in blocks:
-        block._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for block, call in zip(blocks, calls, strict=True):
-            block._compiled_call_impl = call
+    return holding(blocks, "_compiled_call_impl", None)
 
 
 def as_written(forward: Callable[..., T], blocks: Sequence[nn.Module]) -> Callable[..., T]:

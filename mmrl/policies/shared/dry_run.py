@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmrl.core.types import Prompt, Rollouts
-from mmrl.policies.shared.hypotheses import holding
+from mmrl.policies.shared.holding import holding
 from mmrl.policies.shared.weights import Decay, Rest, Weights
 
 CPU = torch.device("cpu")
@@ -165,7 +165,7 @@ class CallLog:
 
     def rollout(self) -> AbstractContextManager[None]:
         """Count the work of a block as that of sampling."""
-        return holding(self, "generating", True)
+        return holding([self], "generating", True)
 
     def note(self, passes: int, vision: int, rows: int, positions: int, compared: bool = True, fed: int | None = None) -> bool:
         """Count a piece of work; True if it is the largest of its phase so far, of those that are compared.

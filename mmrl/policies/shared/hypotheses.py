@@ -14,7 +14,8 @@ from mmrl.core.protocols import Hypothesis
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.policies.shared.compiled import uncompiled
-from mmrl.policies.shared.lora import adapter_layers, casting_layers, scale_adapters, switch_adapters, switch_casts
+from mmrl.policies.shared.holding import holding
+from mmrl.policies.shared.lora import adapter_layers, casting_layers, scale_adapters, switch_adapters
 from mmrl.policies.shared.weights import Weights
 
 Read = Callable[[], Tensor]
@@ -39,55 +40,27 @@ class Half(Protocol):
 @contextmanager
 def without_dropout(net: nn.Module) -> Iterator[None]:
     """A block in which every module is in evaluation mode and nothing is dropped."""
-    modes = {module: module.training for module in net.modules()}
-    rates = {module: module.p for module in modes if isinstance(module, nn.modules.dropout._DropoutNd)}
-    functional = nn.functional.dropout
-    nn.functional.dropout = lambda x, *args, **kwargs: x
-    for module in modes:
-        module.training = False
-    for module in rates:
-        module.p = 0.0
-    try:
+    modules, nothing = list(net.modules()), holding([nn.functional], "dropout", lambda x, *args, **kwargs: x)
+    dropping = [module for module in modules if isinstance(module, nn.modules.dropout._DropoutNd)]
+    with holding(modules, "training", False), holding(dropping, "p", 0.0), nothing:
         yield
-    finally:
-        nn.functional.dropout = functional
-        for module, training in modes.items():
-            module.training = training
-        for module, p in rates.items():
-            module.p = p
 
 
 @contextmanager
 def in_precision(net: Half, name: str) -> Iterator[None]:
     """A block in which `net` computes under autocast to this dtype; in float32 without autocast and without TF32."""
-    half, matmul, conv = net.half_precision, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    adapted = casting_layers(net.modules())
-    casting = [layer.cast_input_dtype_enabled for layer in adapted]
-    net.half_precision = False
+    matmul, is_whole = torch.get_float32_matmul_precision(), name == "float32"
     # Without autocast nothing else brings bfloat16 to the adapters' float32.
-    switch_casts(adapted, on=True)
-    if name == "float32":
+    casts = holding(casting_layers(net.modules()), "cast_input_dtype_enabled", True)
+    if is_whole:
         torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+    cast = torch.autocast(net.device.type, PRECISIONS["bfloat16" if is_whole else name], enabled=not is_whole)
+    convolutions = holding([torch.backends.cudnn] if is_whole else [], "allow_tf32", False)
     try:
-        with torch.autocast(net.device.type, PRECISIONS["bfloat16" if name == "float32" else name], enabled=name != "float32"):
+        with holding([net], "half_precision", False), casts, convolutions, cast:
             yield
     finally:
-        net.half_precision, torch.backends.cudnn.allow_tf32 = half, conv
-        for layer, cast in zip(adapted, casting, strict=True):
-            layer.cast_input_dtype_enabled = cast
         torch.set_float32_matmul_precision(matmul)
-
-
-@contextmanager
-def holding(owner: object, name: str, value: object) -> Iterator[None]:
-    """A block in which the attribute has this value."""
-    kept = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, kept)
 
 
 def dropout_layers(net: nn.Module) -> list[str]:

@@ -1,12 +1,13 @@
 """Low-rank adapters: their settings, and what text and image models do alike with them. Imports neither torch nor peft."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, runtime_checkable
 
+from mmrl.policies.shared.holding import holding
 from mmrl.runtime.near import near
 from mmrl.runtime.ranges import BelowOne, Count, Range, check_ranges
 
@@ -70,32 +71,24 @@ def adapter_layers(modules: Iterable[object]) -> list[AdaptedLayer]:
     return [cast(AdaptedLayer, module) for module in modules if hasattr(module, "lora_B")]
 
 
-@contextmanager
-def hold(layers: Sequence[AdaptedLayer], name: str, value_of: Callable[[AdaptedLayer], object]) -> Iterator[None]:
-    """Let an attribute of these layers have other values for the time of a block; peft's own switches also change gradients."""
-    kept = [getattr(layer, name) for layer in layers]
-    for layer in layers:
-        setattr(layer, name, value_of(layer))
-    try:
-        yield
-    finally:
-        for layer, value in zip(layers, kept, strict=True):
-            setattr(layer, name, value)
-
-
 def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> AbstractContextManager[None]:
-    """Let these layers compute with their adapter, or without it, for the time of a block."""
-    return hold(layers, "_disable_adapters", lambda _: not on)
+    """Let these layers compute with their adapter, or without it, for a block; peft's own switches also change gradients."""
+    return holding(layers, "_disable_adapters", not on)
 
 
 def with_adapter(layers: Sequence[AdaptedLayer], name: str) -> AbstractContextManager[None]:
     """Let these layers compute with the adapter of this name alone, or with none where they lack it, for the time of a block."""
-    return hold(layers, "_active_adapter", lambda _: [name])
+    return holding(layers, "_active_adapter", [name])
 
 
-def scale_adapters(layers: Sequence[AdaptedLayer], factor: float) -> AbstractContextManager[None]:
+@contextmanager
+def scale_adapters(layers: Sequence[AdaptedLayer], factor: float) -> Iterator[None]:
     """Let the adapters of these layers add `factor` times what they do, for the time of a block."""
-    return hold(layers, "scaling", lambda layer: {name: factor * value for name, value in layer.scaling.items()})
+    with ExitStack() as stack:
+        for layer in layers:
+            scaled = {name: factor * value for name, value in layer.scaling.items()}
+            stack.enter_context(holding([layer], "scaling", scaled))
+        yield
 
 
 def is_own(name: str) -> bool:

@@ -21,7 +21,8 @@ from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.prompt.encode import key_of
 from mmrl.policies.flow.trace import FlowTrace, SigmaTable
 from mmrl.policies.shared import hypotheses as shared
-from mmrl.policies.shared.hypotheses import Suspects, holding
+from mmrl.policies.shared.holding import holding
+from mmrl.policies.shared.hypotheses import Suspects
 
 TRIES = 4
 """Other prompts whose embeddings are used instead of a row's own."""
@@ -50,7 +51,7 @@ class FlowDiagnostics:
         again = Again(policy, rollouts, trace)
         suspect = Suspects(policy.net, policy.weights, rollouts, again, REMEDIES)
         single = replace(policy.config, forward_rows=1)
-        yield from suspect.of_model(lambda: suspect.under(holding(policy, "config", single)), "one latent at a time")
+        yield from suspect.of_model(lambda: suspect.under(holding([policy], "config", single)), "one latent at a time")
         yield from of_guidance(suspect, again)
         yield from of_rows(suspect, again)
         yield from of_schedule(suspect, again)
@@ -75,7 +76,7 @@ class Again:
 
     def with_guidance(self, guidance: float) -> Float[Tensor, "n t"]:
         """Log-probabilities with another guidance."""
-        with holding(self.policy.net, "guidance", guidance):
+        with holding([self.policy.net], "guidance", guidance):
             return self()
 
     def with_best_guidance(self) -> Float[Tensor, "n t"]:

@@ -13,7 +13,8 @@ from mmrl.core.protocols import Hypothesis
 from mmrl.core.samples import turn_ids
 from mmrl.core.types import Rollouts, Sample
 from mmrl.policies.shared import hypotheses as shared
-from mmrl.policies.shared.hypotheses import BATCH, COMPILED, ROWS, SHIFT, Suspects, holding
+from mmrl.policies.shared.holding import holding
+from mmrl.policies.shared.hypotheses import BATCH, COMPILED, ROWS, SHIFT, Suspects
 from mmrl.policies.text.check.turns import observe_again
 from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.host import TextHost
@@ -69,7 +70,7 @@ class TextDiagnostics:
             again.one_by_one,
             "one row at a time",
             sampled=partial(again, replay=CachedReplay),
-            still=lambda: holding(policy, "config", replace(policy.config, gradient_checkpointing=False)),
+            still=lambda: holding([policy], "config", replace(policy.config, gradient_checkpointing=False)),
             others=of_forwards(suspect, again),
         )
         yield from of_rows(suspect, again)
@@ -379,7 +380,7 @@ def of_reading(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         ("with no token forbidden", torch.zeros_like(proper)),
         ("with the policy's own tokens forbidden", proper),
     ):
-        yield suspect(BANNED, change, lambda banned=banned: suspect.under(holding(net, "banned", banned)))
+        yield suspect(BANNED, change, lambda banned=banned: suspect.under(holding([net], "banned", banned)))
     yield from suspect.of_layers()
 
 

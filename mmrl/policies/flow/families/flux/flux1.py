@@ -1,7 +1,7 @@
 """FLUX.1: T5 tokens, CLIP's summary, packed latents, (dev) guidance as an input; Kontext, whose prompts hold pictures; Chroma."""
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mmrl.policies.flow.families.base import ATTENTION, SOURCE, Condition, Conditions, FlowFamily, Times, grid_places, token_count
 from mmrl.policies.flow.families.sources import tokens_of
+from mmrl.policies.shared.holding import holding
 
 FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 
@@ -121,22 +122,16 @@ class Chroma(Flux):
             )[0]
 
 
-@contextmanager
-def mask_kept(transformer: Any, mask: Tensor) -> Generator[None]:
+def mask_kept(transformer: Any, mask: Tensor) -> AbstractContextManager[None]:
     """Give the mask to blocks over all tokens, which diffusers 0.42 calls without it where gradients are checkpointed."""
     if not transformer.gradient_checkpointing:
-        yield
-        return
+        return nullcontext()
     plain = transformer._gradient_checkpointing_func
 
     def call(block: nn.Module, *inputs: Tensor) -> Any:
         return plain(partial(block, attention_mask=mask) if len(inputs) == 3 else block, *inputs)
 
-    transformer._gradient_checkpointing_func = call
-    try:
-        yield
-    finally:
-        transformer._gradient_checkpointing_func = plain
+    return holding([transformer], "_gradient_checkpointing_func", call)
 
 
 @dataclass(frozen=True)
