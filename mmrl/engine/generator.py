@@ -95,7 +95,7 @@ class VllmGenerator(Generator):
             self._give(version, *self._set_aside(version))
 
     def publish(self, version: int) -> Publication:
-        """See Publishing: the first call gives the weights to all servers, unless they have them. Raises as `follow` does.
+        """See FollowsWeights: the first call gives the weights to all servers, unless they have them. Raises as `follow` does.
 
         From then on the policy's own network writes under other weights than the live ones alone.
         """

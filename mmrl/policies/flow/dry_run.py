@@ -28,13 +28,12 @@ from mmrl.policies.flow.single_file import pipeline_of
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.teachers import teacher_bytes
 from mmrl.policies.flow.trace import NoisyLatents
-from mmrl.policies.flow.write.generate import LocalGenerator, Part, Sampled
+from mmrl.policies.flow.write.generate import Generator, LocalGenerator, Part, Sampled
 from mmrl.policies.flow.write.given import picture_samples
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, sketch_of
 from mmrl.policies.shared.dry_run import CallLog, DryRun, StillWeights, fake_weights, no_audit, size_of
 from mmrl.policies.shared.quantized.layer import put_layers
 from mmrl.policies.shared.quantized.load import linear_names
-from mmrl.policies.shared.weights import Weights
 from mmrl.runtime.pretrained import readable
 
 READER = "text_encoder"
@@ -154,17 +153,13 @@ def without_latents(family: FlowFamily) -> FlowFamily:
 
 
 @dataclass
-class DryGenerator:
+class DryGenerator(Generator):
     """Draws nothing; its forwards are counted as those of sampling."""
 
     inner: LocalGenerator
     log: CallLog
     family: FlowFamily
     """With latents in full size."""
-    exact: bool = True
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """There are no weights."""
 
     def write(self, parts: Sequence[Part]) -> list[Sampled]:
         with self.log.rollout():

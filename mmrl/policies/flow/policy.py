@@ -40,7 +40,7 @@ from mmrl.policies.shared.compiled import compile_blocks
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.teachers import TEACHER
-from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, check_reading, publish
+from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, check_reading
 from mmrl.runtime.spans import in_span
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
@@ -126,10 +126,10 @@ class FlowPolicy(PolicyHooks):
         self._followed = False
 
     def publish(self, version: int | None = None) -> Publication:
-        """See Publishing. From the first call on rollouts may be drawn in another thread than the one that trains."""
+        """See FollowsWeights. From the first call on rollouts may be drawn in another thread than the one that trains."""
         self._publishes = True
         self.net.uploads.clear()
-        return publish(self.generator, self.weights.num_updates if version is None else version)
+        return self.generator.publish(self.weights.num_updates if version is None else version)
 
     def begin_stage(self, shadows: Iterable[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]) -> None:
         self.ema_decay = USUAL_DECAY if ema_decay is None else ema_decay

@@ -311,49 +311,33 @@ def check_reading(reading: Reading, kind: str, offers: Set[str], models: Set[str
             raise ValueError(f"{what} {name!r} cannot be read from this {kind} policy, which has {', '.join(sorted(known))}")
 
 
-@runtime_checkable
-class FollowsWeights(Protocol):
-    """Samples: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
-
-    @property
-    def exact(self) -> bool:
-        """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
-        ...
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """Take over the live weights, which have had `version` updates, before the next `write`.
-
-        The policy calls it before it first samples and once the weights have moved, on every process equally often, so it may
-        gather what is sharded (`weights.state_dict()`).
-        """
-        ...
-
-
 Publication = tuple[int, Callable[[], None], Callable[[], None]]
 """The number of weights that were set aside, a call by which they write from then on, and one that gives up what is written."""
 
 
-@runtime_checkable
-class Publishing(Protocol):
-    """A generator with weights of its own, which may write with earlier ones while the live ones move."""
+class FollowsWeights:
+    """Samples: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
+
+    exact: bool = True
+    """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """Take over the live weights, which have had `version` updates; nothing is done where it samples with these or has none.
+
+        The policy calls it before it first samples and once the weights have moved, on every process equally often, so it may
+        gather what is sharded (`weights.state_dict()`).
+        """
 
     def publish(self, version: int) -> Publication:
-        """Set the live weights aside under this number; see Publication."""
-        ...
+        """Set the live weights aside under this number, to write with them while the live ones move; see Publication.
 
-
-def publish(generator: FollowsWeights, version: int) -> Publication:
-    """Let a generator set the live weights aside.
-
-    Raises:
-        ValueError: it samples with the network that trains.
-    """
-    if not isinstance(generator, Publishing):
+        Raises:
+            ValueError: it samples with the network that trains.
+        """
         raise ValueError(
             "ahead is above 0, and the network that trains samples: set cluster.samplers, or add [policy.engine] to a model that "
             "writes, or set ahead = 0"
         )
-    return generator.publish(version)
 
 
 def put_aside(weight: Tensor, rest: Rest) -> Tensor:

@@ -21,7 +21,7 @@ from mmrl.policies.shared.pictures import PictureInput
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.teachers import TEACHER
-from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, publish
+from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication
 from mmrl.policies.text.check.diagnose import TextRounding
 from mmrl.policies.text.check.turns import check_worlds
 from mmrl.policies.text.families import Family
@@ -142,7 +142,7 @@ class TextPolicy(PolicyHooks):
         self._followed = False
 
     def publish(self, version: int | None = None) -> Publication:
-        return publish(self.generator, self.weights.num_updates if version is None else version)
+        return self.generator.publish(self.weights.num_updates if version is None else version)
 
     def drain_metrics(self) -> Mapping[str, float]:
         return {} if self.parts.worlds is None else {**self.parts.worlds.drain_metrics(), **drained(self.keeper, self.ranks)}

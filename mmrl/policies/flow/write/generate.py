@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from mmrl.policies.flow.net import send_home
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join, trace_of_noised, trace_of_steps
 from mmrl.policies.shared.teachers import numbers_of
-from mmrl.policies.shared.weights import FollowsWeights, Weights
+from mmrl.policies.shared.weights import FollowsWeights
 from mmrl.policies.shared.workers.remote import Remote, refuse_mixed
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import to_device
@@ -29,8 +29,7 @@ Part = tuple[Sequence[Request], SigmaTable]
 """Requests of one size, and what they are drawn along."""
 
 
-@runtime_checkable
-class Generator(FollowsWeights, Protocol):
+class Generator(FollowsWeights):
     """Draws images."""
 
     def write(self, parts: Sequence[Part]) -> "list[Sampled]":
@@ -38,7 +37,7 @@ class Generator(FollowsWeights, Protocol):
 
         Raises ValueError for a group size that does not fill the plan's trees, or latents that are no longer finite.
         """
-        ...
+        raise NotImplementedError
 
 
 Decoder = Callable[[Float[Tensor, "n ..."], Size | None], list[object]]
@@ -55,14 +54,10 @@ class Film(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalGenerator:
+class LocalGenerator(Generator):
     """Draws with the network that trains, so its log-probabilities are exact and its weights are never out of date."""
 
     host: FlowHost
-    exact: bool = True
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """Nothing to do: it samples with the live weights."""
 
     def write(self, parts: Sequence[Part]) -> "list[Sampled]":
         return [self.draw(*part) for part in parts]
@@ -245,7 +240,7 @@ def refuse_nan(bad: Sequence[Bool[Tensor, " m"]], owners: Sequence[Int[Tensor, "
             )
 
 
-class RemoteGenerator(Remote[FlowHost, LocalGenerator]):
+class RemoteGenerator(Remote[FlowHost, LocalGenerator], Generator):
     """Draws in other processes. Chunks are whole requests, as many as fill a forward, whatever the number of processes."""
 
     @in_span("generate")

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from mmrl.policies.shared.weights import Publication, Weights
+from mmrl.policies.shared.weights import FollowsWeights, Publication, Weights
 from mmrl.policies.shared.workers.crew import Crew, Job, Restarts
 from mmrl.policies.shared.workers.slots import Slots
 from mmrl.runtime.repeating import Kernels
@@ -88,15 +88,13 @@ Host = TypeVar("Host", bound=HasWeights)
 Local = TypeVar("Local")
 
 
-class Remote(Generic[Host, Local]):
+class Remote(FollowsWeights, Generic[Host, Local]):
     """The part of such a generator that does not depend on what it draws. Processes start when weights are first given.
 
     Args:
         local: draws with the network that trains, where the weights that are swapped in are not the live ones.
         make: gives the call that a process at a place answers, with the weights of these slots.
     """
-
-    exact = True
 
     def __init__(
         self, host: Host, local: Local, settings: SamplerSettings, make: Callable[[Slots, Place], Callable[..., object]]
@@ -115,7 +113,7 @@ class Remote(Generic[Host, Local]):
             self._hold(version, list(weights.named.values()))
 
     def publish(self, version: int) -> Publication:
-        """See Publishing."""
+        """See FollowsWeights."""
         self._publishes = True
         crew, kept = self._open(), [weight.detach().clone() for weight in self.host.weights.named.values()]
         crew.begin()

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from mmrl.policies.shared.compiled import compiled_whole, uncompiled
-from mmrl.policies.shared.weights import Weights
+from mmrl.policies.shared.weights import FollowsWeights
 from mmrl.policies.shared.workers.remote import Remote, refuse_mixed
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.kept import Keeping, Past, layers_of
@@ -38,14 +38,8 @@ class HotSampling(Sampling):
     """Log-probabilities that tokens are drawn with, from those at the temperature."""
 
 
-class Generator:
+class Generator(FollowsWeights):
     """Writes completions: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
-
-    exact: bool = True
-    """See FollowsWeights."""
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """Take over the live weights, see FollowsWeights; nothing is done where it samples with these or has none."""
 
     def write(
         self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
