@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.quantized.layer import Nf4Linear, nf4_layers, set_kernels
-from mmrl.policies.shared.quantized.load import cast_rest, linear_names, load_network, nf4_settings, plain_config, recipe_of
+from mmrl.policies.shared.quantized.layer import Nf4Linear, set_kernels
+from mmrl.policies.shared.quantized.load import linear_names, load_in_codes, load_network, plain_config, recipe_of
 from mmrl.policies.shared.quantized.stored import NETWORK, NF4, files_in, method_of
-from mmrl.runtime.pretrained import load_whole, refuse_non_finite
 
 READER = "model"
 """How transformers names the files of weights."""
@@ -64,22 +63,8 @@ def load_part(
         reader = kind(reader_config)
     names = [] if stored else linear_names(reader)
     recipe = None if stored else recipe_of(reader, names, files, double, place)
-    kept = None if recipe is None else recipe.folder()
-    settings: Mapping[str, object] = {} if variant is None or kept else {"variant": variant}
-    quantized = nf4_settings([] if kept else names, double, stored or kept is not None)
-    loaded = load_whole(
-        kind.from_pretrained,
-        str(kept or folder),
-        place,
-        config=reader_config,
-        quantization_config=quantized,
-        dtype="auto",
-        **settings,
-    )
-    refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(loaded)), place)
-    cast_rest(loaded, dtype)
-    set_kernels(loaded, config.quantized.kernels)
-    return loaded
+    settings: dict[str, object] = {"config": reader_config} | ({} if variant is None else {"variant": variant})
+    return load_in_codes(kind.from_pretrained, (str(folder), place), names, config.quantized, recipe, dtype, **settings)
 
 
 def reader_bytes(reader: nn.Module, each: int, double: bool | None) -> int:

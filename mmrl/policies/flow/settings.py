@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from mmrl.answers.sources import Fit
 from mmrl.policies.shared.compiled import refuse_computed_twice
 from mmrl.policies.shared.lora import LoraSettings, check_teachers
-from mmrl.policies.shared.quantized.load import refuse_idle
+from mmrl.policies.shared.quantized.load import Quantized, refuse_idle
 from mmrl.runtime.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
 
 SINGLE = ".safetensors"
@@ -16,16 +16,11 @@ OWN_FAMILIES: dict[str, object] = {}
 
 
 @dataclass(frozen=True)
-class FlowQuantizedSettings:
+class FlowQuantizedSettings(Quantized):
     """Which weights of a generator rest in 4 bits with `policy.weights = "nf4"`: the linear layers of these parts."""
 
     parts: tuple[Literal["transformer", "text_encoders"], ...] = ("transformer",)
     """transformer: the network that trains adapters, or both of them; text_encoders: all that the pipeline has."""
-    double: bool = True
-    """Scales of 64 weights rest in 8 bits: 0.516 bytes a weight. False: in float32, 0.5625 bytes a weight."""
-    kernels: Literal["equal", "fast"] = "equal"
-    """equal: one way to compute for sampling and reading. fast: bitsandbytes' own on a GPU (`pip install "mmrl[quantized]"`),
-    which differ with the number of rows: old log-probabilities are read again, and ratios corrected, as with policy.engine."""
 
 
 @dataclass(frozen=True)

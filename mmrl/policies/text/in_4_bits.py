@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from mmrl.policies.shared.quantized.host import rest_on_host
-from mmrl.policies.shared.quantized.layer import nf4_layers, set_kernels
+from mmrl.policies.shared.quantized.kept import CodesRecipe
+from mmrl.policies.shared.quantized.load import find_stored_layers, load_in_codes, plain_config, recipe_of
 from mmrl.policies.shared.quantized.stored import NF4, file_of, files_by, files_in, method_of
 from mmrl.policies.text.families import Family, belongs, model_class
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
 from mmrl.runtime.net.offline import is_offline
-from mmrl.runtime.pretrained import load_whole, readable, refuse_non_finite
+from mmrl.runtime.pretrained import readable
 
 EXPERTS = 3
 """Dimensions of the weights of a layer of experts, which are one tensor."""
@@ -27,9 +28,7 @@ def load_quantized(
 
     Codes are made once and kept in mmrl's cache, where the model's files allow that.
     """
-    from mmrl.policies.shared.quantized.load import cast_rest, nf4_settings, plain_config, recipe_of
-
-    place, stored = f"policy.model {config.model!r}", method_of(model_config) is not None
+    stored = method_of(model_config) is not None
     if stored:
         refuse_idle_codes(config)
     plain = plain_config(model_config)
@@ -39,32 +38,25 @@ def load_quantized(
     if config.quantized.embeddings == "host":
         rest_on_host(model, config.model)
     names = [] if stored else layers_to_quantize(model, family, config.quantized.parts)
-    kept: Path | None = None
-    if not stored and not config.trust_remote_code:
-        with readable(place, config.model):
-            files = files_by(partial(file_of, config.model), "model", config.variant)
-        recipe = recipe_of(model, names, files, config.quantized.double, place)
-        kept = None if recipe is None else recipe.folder()
-    if kept is not None:
-        settings = {key: value for key, value in settings.items() if key != "variant"}
-    quantized = nf4_settings([] if kept else names, config.quantized.double, stored or kept is not None)
-    load = model_class(plain).from_pretrained
-    model = load_whole(
-        load,
-        str(kept or config.model),
-        place,
-        config=plain,
-        quantization_config=quantized,
-        dtype="auto",
-        ignore_mismatched_sizes=True,
-        **settings,
-    )
+    recipe, load = None if stored else recipe_for(config, model, names), model_class(plain).from_pretrained
+    given = {"config": plain, "ignore_mismatched_sizes": True, **settings}
+    model = load_in_codes(load, (config.model, place_of(config)), names, config.quantized, recipe, dtype, **given)
     # Adapters name their base by it.
     model.name_or_path = model.config.name_or_path = config.model
-    refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(model)), place)
-    cast_rest(model, dtype)
-    set_kernels(model, config.quantized.kernels)
     return model
+
+
+def place_of(config: TextPolicyConfig) -> str:
+    return f"policy.model {config.model!r}"
+
+
+def recipe_for(config: TextPolicyConfig, model: Any, layers: Collection[str]) -> CodesRecipe | None:
+    """The recipe for these layers of a model on the meta device; None where its files, or code of its own, do not allow it."""
+    if config.trust_remote_code:
+        return None
+    with readable(place_of(config), config.model):
+        files = files_by(partial(file_of, config.model), "model", config.variant)
+    return recipe_of(model, layers, files, config.quantized.double, place_of(config))
 
 
 def layers_in_4_bits(model: Any, config: TextPolicyConfig, family: Family, stored: bool) -> dict[str, bool]:
@@ -72,8 +64,6 @@ def layers_in_4_bits(model: Any, config: TextPolicyConfig, family: Family, store
 
     stored: as the model's files say, where they are on this machine.
     """
-    from mmrl.policies.shared.quantized.load import find_stored_layers
-
     if stored and (files := files_in(weights_folder(config.model), "model", config.variant)):
         return find_stored_layers(model, files)
     parts = QuantizedSettings().parts if stored else config.quantized.parts
@@ -109,14 +99,14 @@ def layers_to_quantize(model: Any, family: Family, parts: Collection[str]) -> li
 
 def refuse_other_codes(model_config: object, config: TextPolicyConfig) -> None:
     """Raise ValueError for a checkpoint that is quantized otherwise than in NF4."""
-    method, place = method_of(model_config), f"policy.model {config.model!r}"
+    method = method_of(model_config)
     if method not in (None, NF4):
-        raise ValueError(f"{place} is quantized already, by {method}: take the original, or one in bitsandbytes' NF4")
+        raise ValueError(f"{place_of(config)} is quantized already, by {method}: take the original, or one in bitsandbytes' NF4")
 
 
 def refuse_idle_codes(config: TextPolicyConfig) -> None:
     """Raise ValueError for a checkpoint in 4 bits whose weights would have to train, or that a server would read."""
-    place = f"policy.model {config.model!r}"
+    place = place_of(config)
     if config.lora is None:
         raise ValueError(f"{place} is stored in 4 bits, which do not train: add [policy.lora], whose adapters train beside them")
     if config.engine is not None:

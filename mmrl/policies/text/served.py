@@ -1,18 +1,16 @@
 """The model that a server of [policy.engine] reads, beside which the policy's adapters are put."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mmrl.policies.shared.quantized.stored import file_of, files_by, method_of
+from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.text.families import family_of, model_class
-from mmrl.policies.text.in_4_bits import layers_to_quantize, refuse_idle_codes, refuse_other_codes
+from mmrl.policies.text.in_4_bits import layers_to_quantize, place_of, recipe_for, refuse_idle_codes, refuse_other_codes
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.runtime.pretrained import readable
 
 
 def server_model(config: TextPolicyConfig, make: bool = True) -> str:
@@ -29,16 +27,11 @@ def server_model(config: TextPolicyConfig, make: bool = True) -> str:
         refuse_idle_codes(config)
     if config.weights == "float":
         return config.model
-    from mmrl.policies.shared.quantized.load import recipe_of
-
-    place = f"policy.model {config.model!r}"
+    place = place_of(config)
     with torch.device("meta"):
         model: Any = model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code)
-    with readable(place, config.model):
-        files = files_by(partial(file_of, config.model), "model", config.variant)
-    layers = layers_to_quantize(model, family_of(model_config), config.quantized.parts)
-    recipe = recipe_of(model, layers, files, config.quantized.double, place)
-    if recipe is None or config.trust_remote_code:
+    recipe = recipe_for(config, model, layers_to_quantize(model, family_of(model_config), config.quantized.parts))
+    if recipe is None:
         raise ValueError(
             f"{place} has files or code of its own that do not allow to write what 4 bits stand for, which the server of "
             "[policy.engine] would read: remove one of the two"

@@ -5,7 +5,7 @@ from typing import Literal
 
 from mmrl.policies.shared.compiled import refuse_computed_twice
 from mmrl.policies.shared.lora import LoraSettings, check_teachers
-from mmrl.policies.shared.quantized.load import refuse_idle
+from mmrl.policies.shared.quantized.load import Quantized, refuse_idle
 from mmrl.policies.text.engine_settings import EngineConfig, check_url
 from mmrl.policies.video.sampling import VideoSettings
 from mmrl.runtime.ranges import Count, CountOrNone, Large, NonNegative, Positive, PositiveShare, Share, check_ranges
@@ -37,16 +37,11 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class QuantizedSettings:
+class QuantizedSettings(Quantized):
     """Which weights rest in 4 bits with `policy.weights = "nf4"`: linear layers of these parts, never the head or embeddings."""
 
     parts: tuple[Literal["language", "vision", "projector"], ...] = ("language",)
     """Parts of the model."""
-    double: bool = True
-    """Scales of 64 weights rest in 8 bits: 0.516 bytes a weight. False: in float32, 0.5625 bytes a weight."""
-    kernels: Literal["equal", "fast"] = "equal"
-    """equal: one way to compute for sampling and reading. fast: bitsandbytes' own on a GPU (`pip install "mmrl[quantized]"`),
-    which differ with the number of rows: old log-probabilities are read again, and ratios corrected, as with policy.engine."""
     embeddings: Literal["device", "host"] = "device"
     """Where input embeddings rest. host: in the host's memory, and rows are looked up there; for one GPU, and for models whose
     head has weights of its own."""

@@ -4,16 +4,17 @@ Those of transformers are loaded by transformers, networks of diffusers from the
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.kept import CodesRecipe, description
-from mmrl.policies.shared.quantized.layer import SCALES_OF, Nf4Linear, put_layers
+from mmrl.policies.shared.quantized.layer import SCALES_OF, Nf4Linear, nf4_layers, put_layers, set_kernels
 from mmrl.policies.shared.quantized.stored import (
     NETWORK,
     PARTS,
@@ -26,7 +27,7 @@ from mmrl.policies.shared.quantized.stored import (
     weights_in,
 )
 from mmrl.policies.shared.quantized.table import Codes, quantize
-from mmrl.runtime.pretrained import REMEDY, refuse_non_finite, refuse_other_keys
+from mmrl.runtime.pretrained import REMEDY, load_whole, refuse_non_finite, refuse_other_keys
 
 Found = Tensor | list[Tensor]
 """As transformers hands over what it found under a name."""
@@ -291,11 +292,43 @@ def put(model: nn.Module, name: str, value: Tensor) -> None:
     setattr(module, own, value)
 
 
-class Quantized(Protocol):
-    """[policy.quantized]."""
+@dataclass(frozen=True)
+class Quantized:
+    """Which weights rest in 4 bits with `policy.weights = "nf4"`, and how."""
 
-    @property
-    def parts(self) -> tuple[str, ...]: ...
+    parts: tuple[str, ...]
+    double: bool = True
+    """Scales of 64 weights rest in 8 bits: 0.516 bytes a weight. False: in float32, 0.5625 bytes a weight."""
+    kernels: Literal["equal", "fast"] = "equal"
+    """equal: one way to compute for sampling and reading. fast: bitsandbytes' own on a GPU (`pip install "mmrl[quantized]"`),
+    which differ with the number of rows: old log-probabilities are read again, and ratios corrected, as with policy.engine."""
+
+
+def load_in_codes(
+    load: Callable[..., Any],
+    source: tuple[str, str],
+    names: Collection[str],
+    quantized: Quantized,
+    recipe: CodesRecipe | None,
+    dtype: torch.dtype,
+    **settings: object,
+) -> Any:
+    """A model of transformers with these linear layers in 4 bits, or without `names` those that its files hold as codes.
+
+    Args:
+        source: the model's folder or hub name, and its place in errors.
+        recipe: of codes that are made once and kept in mmrl's cache; None: they are made now, or are in the files.
+        dtype: of what does not rest in 4 bits.
+    """
+    kept, (folder, place) = None if recipe is None else recipe.folder(), source
+    if kept is not None:
+        settings.pop("variant", None)
+    how = nf4_settings([] if kept else names, quantized.double, not names or kept is not None)
+    model = load_whole(load, str(kept or folder), place, quantization_config=how, dtype="auto", **settings)
+    refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(model)), place)
+    cast_rest(model, dtype)
+    set_kernels(model, quantized.kernels)
+    return model
 
 
 def refuse_idle(weights: str, quantized: Quantized, usual: Quantized, lora: LoraSettings | None) -> None:
