@@ -29,11 +29,10 @@ MARKS = {"makers": "", "others": " *", "nowhere": " **"}
 def public_weights() -> dict[str, Published]:
     """Family -> the facts about its public weights: models that draw, then models that write."""
     from mmrl.policies.codes.janus import PUBLISHED as BY_TOKENS
-    from mmrl.policies.flow.families.known import FAMILIES
+    from mmrl.policies.flow.families.published import PUBLISHED as DRAWING
     from mmrl.policies.text.families.published import PUBLISHED
 
-    drawing = {name: Published(cls.tasks, cls.licence, cls.licence_read, cls.tested) for name, cls in sorted(FAMILIES.items())}
-    return {**drawing, **BY_TOKENS, **PUBLISHED}
+    return {**dict(sorted(DRAWING.items())), **BY_TOKENS, **PUBLISHED}
 
 
 def table() -> Iterator[str]:

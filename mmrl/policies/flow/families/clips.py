@@ -94,7 +94,6 @@ class ClipFamily(FlowFamily):
 class FromFrame(ClipFamily):
     """A model whose prompts hold the first frame of their clip, at the clip's size."""
 
-    tasks = ("clips from a first frame",)
     sources = (1, 1)
 
     @classmethod

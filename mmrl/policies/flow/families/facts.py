@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from mmrl.policies.shared.published import Read
-
 EULER = "FlowMatchEulerDiscreteScheduler"
 
 
@@ -18,14 +16,6 @@ class FamilyFacts:
     """Classes of the pipeline's scheduler whose steps are those taken here."""
     left_out: ClassVar[frozenset[str]] = frozenset()
     """Parts of the pipeline that are not loaded."""
-    tasks: ClassVar[tuple[str, ...]] = ("text to image",)
-    """What its models draw from what, as `mmrl ls families` says it."""
-    licence: ClassVar[str] = "see the model's own card"
-    """Licences of its public weights, as published in November 2026; the model's own card counts."""
-    licence_read: ClassVar[Read] = "nowhere"
-    """Where that was read: on a page of the makers, on others' pages, or nowhere."""
-    tested: ClassVar[str] = "latents, pictures, exports as its pipeline's; log-probabilities, gradients"
-    """What the tests compare on tiny models of the real classes."""
     sources: ClassVar[tuple[int, int]] = (0, 0)
     """Fewest and most pictures in a prompt."""
     source_step: ClassVar[int] = 1

@@ -26,9 +26,6 @@ class HunyuanVideo15(ClipFamily):
     too (use_meanflow), super-resolution.
     """
 
-    tasks = ("text to video",)
-    licence = "Tencent Hunyuan Community"
-    licence_read = "makers"
     usual_guidance = 6.0
     usual_prompt_tokens = 1000
     usual_fps = 24.0

@@ -21,8 +21,6 @@ class Krea2(QwenParts):
     Adapters that were trained on Raw also work on Turbo, as its makers say. A prompt of 512 tokens has 12 layers of features.
     """
 
-    licence = "Krea 2 Community"
-    licence_read = "others"
     usual_guidance = 5.5
     usual_prompt_tokens = 512
     lora_targets = LAYERS

@@ -49,12 +49,8 @@ class LTX2(FirstLatent):
     left_out = frozenset({"prompt_enhancer", "duration_head"})
     told_by = ("audio_vae", "vocoder", "connectors")
     sound_beside = True
-    tasks = ("text to video with sound", "clips with sound from a first frame")
     sources = (0, 1)
     usual_fps = 24.0
-    licence = "LTX-2 Community"
-    licence_read = "others"
-    tested = "latents, clips, waves, exports as its pipeline's; log-probabilities, gradients"
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
@@ -235,5 +231,4 @@ class LTX2(FirstLatent):
 class LTX2Image(LTX2):
     """LTX-2 saved as its pipeline from a first frame, which every prompt holds."""
 
-    tasks = ("clips with sound from a first frame",)
     sources = (1, 1)

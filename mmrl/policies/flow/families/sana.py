@@ -19,8 +19,6 @@ class Sana(FlowFamily):
     """
 
     schedulers = frozenset({EULER, "DPMSolverMultistepScheduler"})
-    licence = "NVIDIA's own, with Gemma's terms"
-    licence_read = "makers"
     usual_guidance = 4.5
     usual_prompt_tokens = 300
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
@@ -76,9 +74,6 @@ class SanaVideo(Sana, ClipFamily):
     Not supported: the pipeline's binning of sizes, and the words on a motion score that its makers append to prompts.
     """
 
-    tasks = ("text to video",)
-    licence = "NVIDIA Open Model, with Gemma's terms"
-    licence_read = "others"
     usual_guidance = 6.0
     lists_steps = False
 

@@ -14,8 +14,6 @@ from mmrl.policies.flow.sizes import Grid
 class StableDiffusion3(FlowFamily):
     """arXiv:2403.03206. Guidance 4.5 as in Flow-GRPO. Not supported: skipping layers for guidance, image prompts."""
 
-    licence = "Stability AI Community"
-    licence_read = "makers"
     usual_guidance = 4.5
     usual_prompt_tokens = 256
     lora_targets = ATTENTION

@@ -26,10 +26,6 @@ class StableAudio3(FlowFamily):
     Not supported: the distilled model, whose scheduler draws noise at every step; continuing and changing given sounds.
     """
 
-    licence = "Stability AI Community"
-    licence_read = "others"
-    tasks = ("text to sound",)
-    tested = "latents, waves, exports as its pipeline's; log-probabilities, gradients"
     usual_guidance = 7.0
     usual_prompt_tokens = TEXT_TOKENS
     lora_targets = ("to_qkv", "to_q", "to_kv", "to_out")

@@ -27,8 +27,6 @@ class StableDiffusion(FlowFamily):
     networks = ("unet",)
     schedulers = frozenset({"DDIMScheduler", "PNDMScheduler", "EulerDiscreteScheduler", "DPMSolverMultistepScheduler"})
     left_out = frozenset({"safety_checker"})
-    licence = "CreativeML Open RAIL-M"
-    licence_read = "makers"
     usual_guidance = 5.0
     usual_prompt_tokens = 77
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
@@ -127,9 +125,6 @@ def root_of_squares(sigma: float) -> float:
 @dataclass(frozen=True)
 class StableDiffusionXL(StableDiffusion):
     """arXiv:2307.01952: two CLIP encoders, a summary and the size as further inputs; zeros stand for no prompt. No refiner."""
-
-    licence = "CreativeML Open RAIL++-M"
-    licence_read = "makers"
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _, pooled, _ = self.pipeline.encode_prompt(text, device=device, do_classifier_free_guidance=False)

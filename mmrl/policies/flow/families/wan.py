@@ -72,9 +72,6 @@ class Wan(ClipFamily):
     lists_steps = False
     networks = ("transformer", "transformer_2")
     schedulers = frozenset({EULER, "UniPCMultistepScheduler"})
-    tasks = ("text to video", "text to image", "clips from a first frame (2.2 5B)")
-    licence = "Apache-2.0"
-    licence_read = "makers"
 
     @property
     def network(self) -> nn.Module:
@@ -165,6 +162,5 @@ class WanImage(FromFrame, Wan):
 class WanFirstLatent(FirstLatent, Wan):
     """arXiv:2503.20314, Wan 2.2 5B: a prompt may hold a picture; guidance 5."""
 
-    tasks = Wan.tasks
     sources = (0, 1)
     usual_fps = 24.0

@@ -52,8 +52,6 @@ class ZImage(PositionTables):
     Qwen3 reads; lists stand for batches. Not supported: the pipeline's cfg_normalization and cfg_truncation, off there too.
     """
 
-    licence = "Apache-2.0"
-    licence_read = "makers"
     usual_guidance = 5.0
     usual_prompt_tokens = 512
     lora_targets = LAYERS + FEED_FORWARD
@@ -105,8 +103,6 @@ class Lumina2(PositionTables):
     Not supported: the pipeline's cfg_trunc_ratio, which is off there too.
     """
 
-    licence = "Apache-2.0"
-    licence_read = "makers"
     usual_guidance = 4.0
     usual_prompt_tokens = 256
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", *(f"feed_forward.linear_{i}" for i in (1, 2, 3)))

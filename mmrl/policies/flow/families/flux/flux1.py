@@ -22,8 +22,6 @@ FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_contex
 class Flux(FlowFamily):
     """Guidance 3.5, embedded in dev. Models without that input (schnell) have none, unless a second pass is asked for."""
 
-    licence = "dev: FLUX.1 dev Non-Commercial; schnell: Apache-2.0"
-    licence_read = "makers"
     usual_guidance = 3.5
     usual_prompt_tokens = 512
     guided_by = "true_cfg_scale"
@@ -75,8 +73,6 @@ class Chroma(Flux):
     Not supported: Chroma1-Base's own scheduler, whose sigmas follow a beta distribution.
     """
 
-    licence = "Apache-2.0"
-    licence_read = "others"
     usual_guidance = 3.0
     guided_by = "guidance_scale"
     sums_alike = False
@@ -142,9 +138,6 @@ class Kontext(Flux):
     """
 
     usual_guidance = 2.5
-    tasks = ("edits of one picture",)
-    licence = "dev: FLUX.1 dev Non-Commercial"
-    licence_read = "makers"
     sources = (1, 1)
 
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:

@@ -37,10 +37,7 @@ class Flux2(FlowFamily):
     A prompt may hold up to four pictures; steps are spaced by the drawn picture's tokens alone.
     """
 
-    licence = "FLUX dev Non-Commercial"
-    licence_read = "makers"
     usual_guidance = 4.0
-    tasks = ("text to image", "edits of up to four pictures")
     sources = (0, 4)
     guided_by = "guidance_scale"
     source_least = 64
@@ -140,8 +137,6 @@ def places(n: int, time: int, rows: int, columns: int, words: int, device: torch
 class Flux2Klein(Flux2):
     """FLUX.2-klein: Qwen3's layers 9, 18 and 27; base has guidance 4 by a second forward, the distilled one has none."""
 
-    licence = "4B: Apache-2.0; 9B: FLUX Non-Commercial"
-    licence_read = "makers"
     text_layers = (9, 18, 27)
 
     @classmethod

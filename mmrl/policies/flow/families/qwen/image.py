@@ -52,8 +52,6 @@ class QwenParts(FlowFamily):
 class QwenImage(QwenParts):
     """arXiv:2508.02324. Guidance 4 against a prompt of one space. Not supported: variants that embed the guidance."""
 
-    licence = "Apache-2.0"
-    licence_read = "makers"
     usual_guidance = 4.0
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD
@@ -109,8 +107,6 @@ class QwenImageEdit(QwenImage):
     first of its kind, whose encoder was prompted differently.
     """
 
-    tasks = ("edits of one to three pictures",)
-    licence_read = "makers"
     sources = (1, 3)
     usual_prompt_tokens = 1024
     source_step = 32

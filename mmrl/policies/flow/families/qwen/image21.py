@@ -62,9 +62,6 @@ class QwenImage21(QwenParts):
     model's own list (sample_sigmas in model_index.json) follows that list, others are even.
     """
 
-    tasks = ("text to image", "edits of up to ten pictures")
-    licence = "Qwen Research (non-commercial)"
-    licence_read = "others"
     sources = (0, 10)
     source_step = 32
     guided_by = "true_cfg_scale"
