@@ -175,7 +175,8 @@ class Model:
         read, prompt = self.expand(ids, parts)
         batch = collate_prompts([prompt], 0, torch.device("cpu"))
         shown = {**self.net.types(batch.type_ids), **self.net.vision(batch.media, range(len(batch.media)))}
-        hidden = self.net.read_rows(batch.token_ids, batch.token_ids[:, :0], batch.attention, batch.positions, **shown)
+        out = self.net.through(batch.token_ids, None, batch.attention, batch.positions, use_cache=False, **shown)
+        hidden = out.last_hidden_state
         logprobs = self.net.model.get_output_embeddings()(hidden[0, :-1]).float().log_softmax(-1)
         told: list[Any] = [None]
         for token, row in zip(read[1:], logprobs, strict=True):

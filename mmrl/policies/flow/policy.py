@@ -196,7 +196,7 @@ class FlowPolicy(PolicyHooks):
         out: dict[Reading, Tensor] = {}
 
         def velocities(actions: Sequence[Actions], guidance: float | None) -> Sequence[Tensor]:
-            return velocities_of(self, self.forward, [noisy_latents(trace, *own) for own in actions], trace.conditions, guidance)
+            return velocities_of(self, [noisy_latents(trace, *own) for own in actions], trace.conditions, guidance)
 
         def quantities_of(asked: set[str], own: Bool[Tensor, "n t"], guidance: float | None) -> dict[str, Tensor]:
             return read_trace(trace, asked, own, partial(velocities, guidance=guidance))
@@ -272,7 +272,7 @@ class FlowPolicy(PolicyHooks):
         self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
     ) -> Float[Tensor, "m ..."]:
         """The guided velocities at latents whose prompts are among the conditions."""
-        return velocities_of(self, self.forward, [asked], conditions, guidance)[0]
+        return velocities_of(self, [asked], conditions, guidance)[0]
 
     def decode(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
         """Finished latents of one size as PIL images, clips or sounds."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, cast
+from typing import Any
 from warnings import catch_warnings, filterwarnings
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.lora import ADAPTER
@@ -16,27 +16,19 @@ TEACHER = "teacher"
 """The column of prompts that names their teacher, and the model of readings under it."""
 
 
-class Switching(Protocol):
-    """A network to which peft has added adapters."""
-
-    def set_adapter(self, name: str) -> None:
-        """Let this adapter be the active one."""
-        ...
-
-
 def adapter_of(number: int) -> str:
     """How peft knows the teacher of this place in policy.teachers."""
     return f"teacher_{number}"
 
 
 @contextmanager
-def beside_the_trained(network: nn.Module) -> Iterator[None]:
+def beside_the_trained(network: Any) -> Iterator[None]:
     """A block that loads adapters of teachers: they end up frozen and in float32, beside the one that trains and stays active."""
     trained = {key for key, weight in network.named_parameters() if weight.requires_grad}
     with catch_warnings():
         filterwarnings("ignore", "Already found a `peft_config`")  # one is there on purpose
         yield
-    cast(Switching, network).set_adapter(ADAPTER)
+    network.set_adapter(ADAPTER)
     for key, weight in network.named_parameters():
         weight.requires_grad_(key in trained)
         if "lora_" in key:

@@ -188,17 +188,6 @@ class TextNet(nn.Module):
             mask = torch.ones_like(row.token_ids)
             return self.through(row.token_ids, None, mask, row.positions, use_cache=False, **shown).last_hidden_state[0]
 
-    def read_rows(
-        self,
-        prompts: Int[Tensor, "n p"],
-        fed: Int[Tensor, "n r"],
-        attention: Int[Tensor, "n k"],
-        positions: Real[Tensor, "a n k"],
-        **shown: object,
-    ) -> Float[Tensor, "n k d"]:
-        """Hidden states of rows that each begin with their prompt; `shown`: types and media, as the model takes them."""
-        return self.through(prompts, fed, attention, positions, use_cache=False, **shown).last_hidden_state
-
     def through(
         self,
         prompts: Int[Tensor, "n p"] | None,

@@ -50,11 +50,7 @@ def noisy_latents(trace: FlowTrace, rows: Int[Tensor, " m"], columns: Int[Tensor
 
 
 def velocities_of(
-    host: FlowHost,
-    forward: Forward,
-    asked: Sequence[NoisyLatents],
-    conditions: Sequence[Condition],
-    guidance: float | None = None,
+    host: FlowHost, asked: Sequence[NoisyLatents], conditions: Sequence[Condition], guidance: float | None = None
 ) -> list[Tensor]:
     """The velocities at latents of every size, in forwards of one size each: equally many on all processes."""
     most, family = host.config.forward_rows, host.family
@@ -62,12 +58,12 @@ def velocities_of(
     missing = host.ranks.forwards(sum(map(len, pieces))) - sum(map(len, pieces))
     found: list[Tensor] = []
     for own, cut in zip(asked, pieces, strict=True):
-        out = [forward(own.take(rows), conditions, guidance) for rows in cut]
+        out = [host.forward(own.take(rows), conditions, guidance) for rows in cut]
         if own is asked[-1]:
             # The condition of a row of this size: one of another size may hold pictures of another size.
             one = own.index[:1] if len(own.index) else torch.zeros(1, dtype=own.index.dtype)
             empty = NoisyLatents(own.x.new_zeros(1, *own.x.shape[1:]), own.timesteps.new_zeros(1), one, own.size)
-            out += [forward(empty, conditions, guidance)[:0] for _ in range(missing)]
+            out += [host.forward(empty, conditions, guidance)[:0] for _ in range(missing)]
         found.append(put_back(out, cut) if out else own.x)
     return found
 

@@ -118,15 +118,16 @@ class RowEvaluation:
         types, own = prompts.type_ids, types_of(self.insets, self.fed.shape, self.fed.device)
         numbers = numbers_of(self.insets, len(index), len(prompts.media))
         shown = [number for prompt, within in zip(index.tolist(), numbers, strict=True) for number in (prompt, *within)]
-        hidden = net.read_rows(
+        out = net.through(
             prompts.token_ids[index],
             self.fed,
             self.attention(),
             torch.cat([prompts.positions[:, index], self.positions()], dim=2),
+            use_cache=False,
             **net.types(None if types is None else torch.cat([types[index], own], dim=1)),
             **net.vision(self.media, shown),
         )
-        return hidden[:, prompts.token_ids.shape[1] - 1 :]
+        return out.last_hidden_state[:, prompts.token_ids.shape[1] - 1 :]
 
     def evaluate(
         self, net: TextNet, hidden: Float[Tensor, "m d"], tokens: Int[Tensor, " m"], temperature: Float[Tensor, " m"]
