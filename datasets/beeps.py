@@ -18,7 +18,7 @@ from mmrl.data.drawn import scenes
 from mmrl.data.drawn.sounds import beeps
 from mmrl.data.files import wav
 from mmrl.data.files.mp4 import clip_folder
-from mmrl.data.lazy import lazily
+from mmrl.data.sources import lazily
 from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]

@@ -14,7 +14,7 @@ from mmrl import Box, Prompt
 from mmrl.answers.boxes.parsing import format_box
 from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.scenes import PlacedDigit, Scene, SceneStyle, draw_scene
-from mmrl.data.lazy import lazily
+from mmrl.data.sources import lazily
 from mmrl.runtime.ranges import Count, PositiveShare, Range, Seed
 
 __all__ = ["load"]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from mmrl import Prompt
 from mmrl.data.drawn.mazes import draw_maze, make_maze
-from mmrl.data.lazy import lazily
+from mmrl.data.sources import lazily
 from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]

@@ -16,7 +16,7 @@ from mmrl import Interval, Prompt, Video
 from mmrl.answers.spans.parsing import format_interval
 from mmrl.data.drawn import moving, scenes
 from mmrl.data.files.mp4 import clip_folder, write_once
-from mmrl.data.lazy import lazily
+from mmrl.data.sources import lazily
 from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]

@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 from mmrl import Prompt
 from mmrl.data.drawn.puzzles.make import Kind, make_puzzle
 from mmrl.data.drawn.puzzles.puzzle import HARDEST
-from mmrl.data.lazy import lazily
+from mmrl.data.sources import lazily
 from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]

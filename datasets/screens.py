@@ -10,7 +10,7 @@ from typing import Annotated
 
 from mmrl import Prompt
 from mmrl.data.drawn.screens import draw_screen, order_of
-from mmrl.data.lazy import lazily
+from mmrl.data.sources import lazily
 from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]

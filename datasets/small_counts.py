@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from mmrl import Box, Prompt
 from mmrl.data.drawn.small_counts import QUESTION, draw_small_count
-from mmrl.data.lazy import lazily
+from mmrl.data.sources import lazily
 from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]

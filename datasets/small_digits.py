@@ -13,7 +13,7 @@ import numpy as np
 from mmrl import Box, Prompt
 from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.small_digits import GLYPHS, PLACES, QUESTION, SIDE, Place, SmallDigit, box_of, draw_small_digit
-from mmrl.data.lazy import lazily
+from mmrl.data.sources import lazily
 from mmrl.data.tools.pictures import zoom
 from mmrl.runtime.ranges import Count, Seed
 

@@ -284,7 +284,7 @@ def coco_file(tmp_path, picture):
 
 
 def test_coco(coco_file, tmp_path):
-    done = convert(coco_file, "coco_file", tmp_path / "out/boxes.jsonl", tmp_path / "images")
+    done = convert(coco_file, "coco", tmp_path / "out/boxes.jsonl", tmp_path / "images")
     assert (done.num_rows, done.num_pictures, done.missing_pictures) == (4, 2, 0)
     assert done.notes == {
         "annotations left out: crowd (instances.json, annotation 14)": 1,
@@ -328,16 +328,16 @@ def test_a_pickle_that_could_run_code_is_refused(coco_file, tmp_path, capsys):
 
 def test_mistakes_are_named_and_leave_no_file(coco_file, tmp_path):
     out = tmp_path / "boxes.jsonl"
-    with pytest.raises(ValueError, match=r"no layout is called .kitti.: choose one of boxes, .*coco_file"):
+    with pytest.raises(ValueError, match=r"no layout is called .kitti.: choose one of boxes, .*coco"):
         convert(coco_file, "kitti", out)
     with pytest.raises(FileNotFoundError, match=r"gone\.json does not exist"):
-        convert(tmp_path / "gone.json", "coco_file", out)
+        convert(tmp_path / "gone.json", "coco", out)
     with pytest.raises(ValueError, match="one refs file, but there is none"):
         convert(coco_file.parent, "refcoco", out)
     four = r"annotation 8 has bbox .*: it must be four numbers"
     odd = {"annotations": INSTANCES["annotations"][3:4]}
     for said, words in (
-        ('{"images": [], "categories": []}', r"odd\.json does not have the layout of coco_file: 'annotations' is missing"),
+        ('{"images": [], "categories": []}', r"odd\.json does not have the layout of coco: 'annotations' is missing"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         (json.dumps(INSTANCES | odd), r"gives no rows .*crowd.*nothing was written"),
@@ -348,14 +348,14 @@ def test_mistakes_are_named_and_leave_no_file(coco_file, tmp_path):
     ):
         (tmp_path / "odd.json").write_text(said)
         with pytest.raises(ValueError, match=words):
-            convert(tmp_path / "odd.json", "coco_file", out)
+            convert(tmp_path / "odd.json", "coco", out)
     assert not out.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["annotations", "images", "odd.json"]
 
 
 def test_missing_pictures_are_counted(coco_file, tmp_path):
     (tmp_path / "images/b.png").unlink()
-    done = convert(coco_file, "coco_file", tmp_path / "boxes.jsonl", tmp_path / "images")
+    done = convert(coco_file, "coco", tmp_path / "boxes.jsonl", tmp_path / "images")
     assert done.missing_pictures == 1 and "1 pictures not found: give image_root" in str(done)
 
 
@@ -363,7 +363,7 @@ def test_a_conversion_without_any_picture_is_refused(coco_file, tmp_path):
     with pytest.raises(
         ValueError, match=r"none of the 2 pictures of .* is below .*annotations \(the first is .*a\.png\): give --image"
     ):
-        convert(coco_file, "coco_file", tmp_path / "boxes.jsonl")
+        convert(coco_file, "coco", tmp_path / "boxes.jsonl")
     assert not (tmp_path / "boxes.jsonl").exists()
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mmrl import Prompt
 from mmrl.app.plugins.resolve import load as plug_in
-from mmrl.data.lazy import LazyPrompts
+from mmrl.data.sources import LazyPrompts
 
 
 def load(split: str = "train", size: int = 4096, seed: int = 0) -> Sequence[Prompt]:

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 from mmrl.core.types import Prompt
 from mmrl.data.files.ahead import Watch, ahead, same
 from mmrl.data.layouts.source import Source
-from mmrl.data.lazy import LazyPrompts
 from mmrl.data.readers import Row, StoredHfDataset, hf_row, hf_rows, open_hf
+from mmrl.data.sources import LazyPrompts
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
 
 OURS = (FILE_ROW, *("question", "options", "problem_type", "split", "size", "system", "completion", "duration", "fps"))

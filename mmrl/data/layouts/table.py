@@ -8,26 +8,100 @@ need computing by a function. A layout without any of these is read by the data 
     {"id": "7", "image": "cat.jpg", "conversations": [{"from": "human", "value": "<image>\\nWhere is the cat?"}, ..]}    llava
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mmrl.core.samples import KINDS
+from mmrl.core.samples import AUDIO, KINDS, VIDEO
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
-from mmrl.data.layouts.annotations.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
-from mmrl.data.layouts.annotations.label_studio import is_label_studio, label_studio_rows
-from mmrl.data.layouts.annotations.labelme import has_shapes, labelme_rows
+from mmrl.data.layouts.annotations.coco import CAPTIONED, INSTANCES, QUESTION, caption_rows, coco_rows, rows_by_label
+from mmrl.data.layouts.annotations.label_studio import has_shapes, is_label_studio, label_studio_rows, labelme_rows
 from mmrl.data.layouts.annotations.objects import BOXES as OBJECT_BOXES
 from mmrl.data.layouts.annotations.objects import OURS, has_objects, has_sides, objects_row, side_rows
 from mmrl.data.layouts.annotations.voc import has_xml, voc_rows
-from mmrl.data.layouts.answers import BOX_KEYS
-from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, CLIPS, DRAWN, EDITED, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
-from mmrl.data.layouts.columns import Columns, prefix_row
+from mmrl.data.layouts.answers import BOX_KEYS, corners_of, four_numbers, say_answer
+from mmrl.data.layouts.base import (
+    ANSWERS,
+    BOX,
+    BOXES,
+    CLIPS,
+    DRAWN,
+    EDITED,
+    MEDIA,
+    PICTURES,
+    QUESTIONS,
+    SPANS,
+    DataLayout,
+    Look,
+    one_of,
+    row_like,
+)
 from mmrl.data.layouts.refer import RAW, SENTENCES, has_refs, raw_row, refer_rows
 from mmrl.data.layouts.turns import MESSAGES, OBJECTS, PAIR, PART, Conversation, messages_row, refused_of
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
-from mmrl.data.readers import CLASSES
+from mmrl.data.readers import CLASSES, Cell, Row
+
+_TASK = re.compile(r"(?:<(?:image|[A-Z_]+|loc_\d+)>\s*+)++")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that hold question and answer: `Columns("problem")` reads {"problem": "1 + 1?", "solution": 2}."""
+
+    question: str
+    answers: tuple[str, ...] = ANSWERS
+    """The columns of which one holds the answer; what looks like boxes is said as boxes."""
+    prefers: str | None = None
+    """The one of them that is read where several are filled; without it such a row is refused."""
+    xywh: str | None = None
+    """In place of an answer, the column of a box: a corner, width and height in pixels."""
+    asks_each: bool = False
+    """The question's column is a list of texts, and each is a question."""
+    id: str = "id"
+    drops: tuple[str, ...] = ()
+    """Columns that say nothing to rewards."""
+
+    def __call__(self, row: Row) -> Iterator[Row]:
+        question = self._question(row.values.get(self.question))
+        pictures, others = one_of(row, *PICTURES), {kind.name: one_of(row, *kind.columns) or None for kind in (VIDEO, AUDIO)}
+        said = {} if self.id == "id" else {"id": row.values.get(self.id) or None}
+        said |= {"question": question, "image": pictures or None, **others}
+        if self.xywh is not None:
+            said["box"] = corners_of(four_numbers(row.values.get(self.xywh), self.xywh))
+        else:
+            first = row.values.get(self.prefers or "")
+            said |= say_answer(one_of(row, *self.answers) if first is None else first, bool(pictures))
+        used = (self.question, *self.answers, self.xywh or "", *MEDIA, *self.drops)
+        yield row_like(row, used if self.id == "id" else (*used, self.id), said)
+
+    def _question(self, found: Cell) -> Cell:
+        if self.asks_each:
+            if not isinstance(found, list) or not all(isinstance(sentence, str) for sentence in found):
+                raise ValueError(f"column {self.question} must be a list of sentences, not {str(found)[:80]}")
+            return found[0] if len(found) == 1 else found
+        if not isinstance(found, str) or not found.strip():
+            raise ValueError(f"column {self.question} must be a text that is not empty, not {str(found)[:80]!r}")
+        return found.strip()
+
+
+def prefix_row(row: Row, question: str = QUESTION) -> Iterator[Row]:
+    """A row of `prefix` and `suffix`. A task of Florence-2 is no question: what follows it is, or each label of its boxes."""
+    for said in Columns("prefix", ("suffix",))(row):
+        asked = str(said.values["question"])
+        task = _TASK.match(asked)
+        text = asked[task.end() :].strip() if task else asked
+        found = said.values.get("box", ())
+        boxes = [(one["label"], one["bbox"]) for one in (found if isinstance(found, list) else [found]) if isinstance(one, dict)]
+        if text:
+            yield row_like(said, (), {"question": text})
+        elif not boxes:
+            raise ValueError(f"prefix {asked} is a task of Florence-2 and no question: write a question there")
+        else:
+            name = said.values.get("id", f"{row.source}-{row.number}")
+            yield from (row_like(said, ("box",), one) for one in rows_by_label({"id": name}, boxes, question))
+
 
 REST = (*MEDIA, *ANSWERS, "id", "split")
 """The other columns of rows whose question is in one of their own."""

@@ -1,5 +1,6 @@
-"""`zoom` and `draw`: a part of a picture, cut from its file with all the detail that it has, and marks on a copy of one."""
+"""`zoom`, `draw` and `frames`: a part of a picture with all its detail, marks on a copy, and what a clip shows at times."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import ceil, floor
 from typing import Literal, NamedTuple
@@ -8,7 +9,8 @@ from PIL import Image, ImageDraw
 
 from mmrl.answers.boxes.box import Box, Space, convert_point, extent
 from mmrl.answers.calls import CallError
-from mmrl.core.samples import MediaSize
+from mmrl.answers.spans.timelines import CLOSE, MissingError, Timeline, by_pyav, read_timeline, sequence
+from mmrl.core.samples import MediaSize, Video
 from mmrl.data.files.pictures import upright
 
 Number = float | int
@@ -110,3 +112,41 @@ def inside(point: tuple[float, float], space: Space, size: MediaSize) -> tuple[f
     if not all(-_SLACK * most <= x <= (1 + _SLACK) * most for x, most in zip(point, (width, height), strict=True)):
         raise CallError(f"({point[0]:g}, {point[1]:g}) lies outside the picture, which is {width:g} wide and {height:g} high")
     return convert_point(point, space, "pixel", size)
+
+
+MOST_FRAMES = 8
+
+
+def frames(video: Video, times: Sequence[float | int], most: int = MOST_FRAMES) -> list[tuple[float, Image.Image]]:
+    """For each time the frame that is on the screen: when it appeared, and its picture in the size of the file.
+
+    Times are in seconds from the beginning of the part that is shown. A view's changes (`shuffle`, `noise`) are left out.
+
+    Raises:
+        CallError: no time, more than `most`, or one outside the part that is shown.
+        FileNotFoundError, ValueError: the clip itself cannot be read.
+    """
+    if not 0 < len(times) <= most:
+        raise CallError(f"{len(times)} times are asked for: ask for 1 to {most}")
+    rate = video.fps or 1.0
+    is_file = isinstance(video.source, str)
+    timeline = read_timeline(str(video.source)) if is_file else sequence(len(video.source), rate)
+    start, end = timeline.part(video.start, video.end)
+    shown = timeline.inside(start, end)
+    if not all(-CLOSE <= time <= end - start + CLOSE for time in times):
+        raise CallError(f"the clip lasts from 0 to {end - start:.2f} s, and a time outside of it is asked for")
+    moments = [timeline.times[i] - start for i in shown]
+    places = [max(0, bisect_right(moments, time + CLOSE) - 1) for time in times]
+    numbers = sorted({shown[place] for place in places})
+    pictures = dict(zip(numbers, decode(video, timeline, numbers), strict=True))
+    return [(moments[place], pictures[shown[place]]) for place in places]
+
+
+def decode(video: Video, timeline: Timeline, numbers: Sequence[int]) -> list[Image.Image]:
+    """The frames with these ascending numbers."""
+    if not isinstance(video.source, str):
+        return [upright(video.source[i]) for i in numbers]
+    try:
+        return [Image.fromarray(piece[0]) for piece in by_pyav(video.source, timeline, numbers)]
+    except (MissingError, ValueError) as error:
+        raise ValueError(f"the video {video.source!r} cannot be decoded: {error}") from None

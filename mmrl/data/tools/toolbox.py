@@ -11,8 +11,7 @@ from mmrl.answers.boxes.box import Box, Space
 from mmrl.answers.calls import Call, CallError, harmless
 from mmrl.core.samples import MediaSize, Video
 from mmrl.data.files.pictures import upright
-from mmrl.data.tools.frames import frames
-from mmrl.data.tools.pictures import Mark, Shape, draw, zoom
+from mmrl.data.tools.pictures import Mark, Shape, draw, frames, zoom
 from mmrl.runtime.sandbox.sandbox import Pixels, Sandbox, SandboxLimits
 
 SHAPES: tuple[Shape, ...] = ("point", "box", "line")

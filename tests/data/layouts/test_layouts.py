@@ -11,10 +11,9 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Video
 from mmrl.data.layouts.base import DataLayout
-from mmrl.data.layouts.columns import Columns
 from mmrl.data.layouts.files import look_at
 from mmrl.data.layouts.source import candidates, guess
-from mmrl.data.layouts.table import LAYOUTS, NAMES
+from mmrl.data.layouts.table import LAYOUTS, NAMES, Columns
 from tests.support.grounding import convert
 from tests.support.videos import even, write_video
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mmrl.answers.calls import CallError
 from mmrl.core.samples import Video
-from mmrl.data.tools.frames import frames
+from mmrl.data.tools.pictures import frames
 from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, uneven, write_video
 
 
