@@ -62,9 +62,9 @@ def model_card(exported: Exported) -> str:
     """README.md of an exported folder."""
     one, config = exported, exported.config
     is_adapter, label = one.kind == "adapter", config.algorithm.label
-    loading = modality_of(config.policy).loading
+    modality = modality_of(config.policy)
     shown = shown_name(config.policy.model)
-    library = loading.adapter_library if is_adapter else loading.library
+    library = modality.adapter_library if is_adapter else modality.library
     held = {"adapter": f"a LoRA adapter for {library}", "merged": "merged LoRA", "whole": "all trained"}
     rewards = [f"{reward.label} (weight {reward.weight:g})" for reward in config.reward]
     versions = one.data.versions
@@ -79,7 +79,7 @@ def model_card(exported: Exported) -> str:
         f"- weights: {held.get(one.kind, ON_ORIGINAL)}{', averaged over training (ema)' if one.weights == 'ema' else ''}",
         f"- {template_line(one.facts)}",
         f"- evaluated with: {evaluation_words(config, one.facts)}",
-        f"- mmrl {versions.get('mmrl', 'unknown')}, {loading.library} {versions.get(loading.library, 'unknown')}",
+        f"- mmrl {versions.get('mmrl', 'unknown')}, {modality.library} {versions.get(modality.library, 'unknown')}",
         "",
         "## Results",
         "",
@@ -90,7 +90,7 @@ def model_card(exported: Exported) -> str:
         "",
         "## Load it",
         "",
-        *([loading.adapter_note, ""] if is_adapter else []),
+        *([modality.adapter_note, ""] if is_adapter else []),
         "```python",
         *one.snippet,
         "```",

@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from mmrl.policies.shared.workers.remote import SamplerSettings
 
 
-@dataclass(frozen=True)
-class Loading:
-    """The facts that a model card states about exported files."""
-
-    library: str
-    """Loads a whole model."""
-    adapter_library: str
-    adapter_note: str
-
-
 ExportKind = Literal["whole", "adapter", "merged", "onto original"]
 """What an exported folder holds: the model whose weights all trained, an adapter, or the sum of model and adapter."""
 
@@ -123,7 +113,10 @@ class Modality(ABC, Generic[Settings, Model]):
     """The kind of its samples, as far as the kind of policy tells: text or image."""
     index_file: ClassVar[str]
     """The file every model folder of this kind holds."""
-    loading: ClassVar[Loading]
+    library: ClassVar[str]
+    """Loads a whole exported model, as its card says."""
+    adapter_library: ClassVar[str]
+    adapter_note: ClassVar[str]
     idle_columns: ClassVar[tuple[str, ...]]
     """Columns of data sets that look as if they set how a prompt is answered."""
     rates: ClassVar[tuple[float, float]]

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, PolicyNeeds, VariantConfig, refuse_turns
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, PolicyNeeds, VariantConfig, refuse_turns
 from mmrl.app.modality.flow_checks import (
     check_objective,
     check_parts,
@@ -57,11 +57,10 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
     evaluation_keys = ("num_steps", "guidance", "base_from")
     output = "image"
     index_file = "model_index.json"
-    loading = Loading(
-        library="diffusers",
-        adapter_library="diffusers",
-        adapter_note="This needs the base model; to run without it, export with --merge. Its scale is in its weights. Tried "
-        "with diffusers and peft; not tried in ComfyUI or kohya's scripts.",
+    library, adapter_library = "diffusers", "diffusers"
+    adapter_note = (
+        "This needs the base model; to run without it, export with --merge. Its scale is in its weights. Tried with diffusers "
+        "and peft; not tried in ComfyUI or kohya's scripts."
     )
     rates = (3e-4, 1e-5)
     idle_columns = ("guidance", "guidance_scale", "num_steps", "num_inference_steps", "negative_prompt", "seed", "resolution")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, PolicyNeeds, refuse_turns
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, PolicyNeeds, refuse_turns
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.app.modality.taught import follows_teachers, likely_asked, measured_apart, refuse_comparisons, with_teachers
 from mmrl.app.modality.templates import auto_classes, code_template, draw_codes_again, text_template, write_again
@@ -48,11 +48,8 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
     evaluation_keys = ("sampling",)
     output = "text"
     index_file = "config.json"
-    loading = Loading(
-        library="transformers",
-        adapter_library="peft",
-        adapter_note="This needs the base model and `pip install peft`; to run without either, export with --merge.",
-    )
+    library, adapter_library = "transformers", "peft"
+    adapter_note = "This needs the base model and `pip install peft`; to run without either, export with --merge."
     rates = (1e-5, 1e-6)
     idle_columns = ("system", "system_prompt", "temperature", "top_p", "max_tokens", "max_new_tokens", "stop")
 
@@ -193,7 +190,8 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
     evaluation_keys = ("sampling",)
     output = "image"
     index_file = "config.json"
-    loading = TextModality.loading
+    library, adapter_library = TextModality.library, TextModality.adapter_library
+    adapter_note = TextModality.adapter_note
     rates = (1e-5, 1e-6)
     idle_columns = ("guidance", "guidance_scale", "temperature", "negative_prompt", "seed", "resolution")
 

@@ -202,15 +202,8 @@ WORTH = 0.1
 SHARDS = "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes {cards} -m mmrl train ..."
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """A change to a run, and the bytes of a card that it saves."""
-
-    saves: int
-    words: str
-
-    def __str__(self) -> str:
-        return f"-{size_text(self.saves)}: {self.words}"
+Remedy = tuple[int, str]
+"""Bytes of a card that a change to a run saves, and the change in words."""
 
 
 def refusal(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: ModelFacts) -> str:
@@ -222,10 +215,10 @@ def refusal(estimates: Estimates, resolved: Resolved, made: Plan, device: Device
     if len(known) < SHOWN or memory.phases[memory.largest_phase] > WORTH * memory.peak:
         for words, values in cheaper(resolved):
             less = device.use_of(estimates.of(with_values(resolved, values, CHOSEN)).memory)
-            known += [Remedy(device.use_of(memory) - less, words)] if less < device.use_of(memory) else []
-    found = sorted(known, key=lambda remedy: -remedy.saves)[:SHOWN]
+            known += [(device.use_of(memory) - less, words)] if less < device.use_of(memory) else []
+    found = sorted(known, key=lambda remedy: -remedy[0])[:SHOWN]
     missing = device.use_of(memory) - device.usable
-    lines = "\n".join(f"  {remedy}" for remedy in found)
+    lines = "\n".join(f"  -{size_text(saves)}: {words}" for saves, words in found)
     return (
         f"{resolved.config.policy.model} ({facts.weights / 1e9:.2f} billion weights) does not fit: with the smallest sizes it "
         f"needs {size_text(device.need_of(memory))} of {device.name}, {size_text(missing)} too much; most: {named}. "
@@ -246,22 +239,22 @@ def remedies(estimates: Estimates, resolved: Resolved, made: Plan, device: Devic
     missing = device.use_of(memory) - device.usable
     if facts.weights and weights > missing:
         fitting = (weights - missing) * facts.weights / weights
-        yield Remedy(missing, f"a smaller model: at most {fitting / 1e9:.1f} billion weights fit beside the rest")
+        yield missing, f"a smaller model: at most {fitting / 1e9:.1f} billion weights fit beside the rest"
     if device.is_card and rests_whole(policy):
         cards = next((n for n in (2, 4, MOST_CARDS) if (weights + trained) * (n - 1) // n >= missing), MOST_CARDS)
         saved = (weights + trained) * (cards - 1) // cards
-        yield Remedy(saved, f"{cards} such cards that share the weights: {SHARDS.format(cards=cards)}")
+        yield saved, f"{cards} such cards that share the weights: {SHARDS.format(cards=cards)}"
     if device.is_card:
         if held := sum(made.rewards.stays.values()):
-            yield Remedy(held, 'rewards in a process of their own (mmrl reward serve), or device = "cpu" in [[reward]]')
+            yield held, 'rewards in a process of their own (mmrl reward serve), or device = "cpu" in [[reward]]'
         yield from less_server(made.config, memory)
     if policy.lora is not None and policy.lora.rank > SMALL_RANK:
         adapter = trained + sum(size for name, size in memory.stays.items() if name.startswith("weights kept beside"))
         share = 1 - SMALL_RANK / policy.lora.rank
-        yield Remedy(int(share * (adapter + 4 * memory.trained)), f"smaller adapters: policy.lora.rank={SMALL_RANK}")
+        yield int(share * (adapter + 4 * memory.trained)), f"smaller adapters: policy.lora.rank={SMALL_RANK}"
     if device.is_card and facts.parts and rests_whole(policy) and policy.lora is not None:
         small = with_values(resolved, {"policy.weights": "nf4"}, CHOSEN)
-        yield Remedy(memory.peak - estimates.of(small).memory.peak, "weights in 4 bits: policy.weights=nf4")
+        yield memory.peak - estimates.of(small).memory.peak, "weights in 4 bits: policy.weights=nf4"
 
 
 def rests_whole(policy: PolicyConfig) -> bool:
@@ -275,12 +268,12 @@ def less_server(config: RunConfig, memory: Memory) -> Iterator[Remedy]:
     if engine is None or not isinstance(policy, TextPolicyConfig):
         return
     alone = without_server(memory).peak
-    yield Remedy(memory.peak - alone, 'the server on another card (policy.engine.devices = "1"), or no engine')
+    yield memory.peak - alone, 'the server on another card (policy.engine.devices = "1"), or no engine'
     small = replace(engine, cache_mb=SMALL_CACHE_MB)
     less = add_server(without_server(memory), replace(config, policy=replace(policy, engine=small)), 0).peak
     words = f"a server with {SMALL_CACHE_MB / 1024:.0f} GiB for keys and values: policy.engine.cache_mb={SMALL_CACHE_MB}"
     if less < memory.peak:
-        yield Remedy(memory.peak - less, words)
+        yield memory.peak - less, words
 
 
 def cheaper(resolved: Resolved) -> Iterator[tuple[str, Mapping[str, object]]]:

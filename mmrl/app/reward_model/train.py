@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from mmrl.algorithms.planners.taught import Pairs, PicturePairs
@@ -27,14 +27,6 @@ AGREEMENT = "agreement.json"
 MOST_PAIRS = 2000
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Pairs that nothing trains on, read before training so that a fault of theirs costs none."""
-
-    prompts: list[Prompt]
-    planner: Pairs | PicturePairs
-
-
 def train_reward_model(given: TrainArguments) -> RunDir:
     """Train, score the held-out pairs, and print and keep the agreement; without any nothing is said about it.
 
@@ -49,15 +41,15 @@ def train_reward_model(given: TrainArguments) -> RunDir:
     if os.environ.get("RANK", "0") != "0":
         return run
     if pairs is not None:
-        found = agreement(load_reward_model(run.path, trust_remote_code=True), pairs)
+        found = agreement(load_reward_model(run.path, trust_remote_code=True), *pairs)
         write_agreement(found, run)
         print_agreement(found)
     Terminal().print(f'in a config: [[reward]] use = "{run.path}"', markup=False, highlight=False, soft_wrap=True)
     return run
 
 
-def pairs_to_ask(given: TrainArguments) -> HeldOut | None:
-    """The pairs that --held-out names; None without it."""
+def pairs_to_ask(given: TrainArguments) -> tuple[list[Prompt], Pairs | PicturePairs] | None:
+    """The pairs that --held-out names, read before training so that a fault of theirs costs none; None without it."""
     if given.held_out is None:
         return None
     resolved = one_line(
@@ -70,15 +62,15 @@ def pairs_to_ask(given: TrainArguments) -> HeldOut | None:
     read = load_prompts(read_data(resolved.config.data, ("data",), resolved.table), source)
     prompts = list(islice(read, MOST_PAIRS))
     planner.check_prompts(prompts)
-    return HeldOut(prompts, planner)
+    return prompts, planner
 
 
-def agreement(scorer: Scorer, pairs: HeldOut) -> dict[str, Estimate]:
+def agreement(scorer: Scorer, prompts: Sequence[Prompt], planner: Pairs | PicturePairs) -> dict[str, Estimate]:
     """By axis, the share of pairs in the order that people gave them, of equal scores half; a pair is about its column `axis`."""
-    requests = pairs.planner.first(pairs.prompts, 2, 0, 0)
+    requests = planner.first(prompts, 2, 0, 0)
     found = scorer.scores([(request.shown_prompt, request.text) for request in requests], batch_size=16)
     right: dict[str, list[float]] = {}
-    for prompt, (best, other) in zip(pairs.prompts, zip(found[::2], found[1::2], strict=True), strict=True):
+    for prompt, (best, other) in zip(prompts, zip(found[::2], found[1::2], strict=True), strict=True):
         axis = str(prompt.columns.get("axis", scorer.axes[0]))
         gap = best[axis] - other[axis]
         right.setdefault(axis, []).append(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0)

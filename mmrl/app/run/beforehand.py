@@ -49,13 +49,6 @@ class AsksBefore(Protocol):
     def ready(self) -> None: ...
 
 
-@runtime_checkable
-class FitsPictures(Protocol):
-    """A reward that brings the pictures of prompts to the shape of samples."""
-
-    fit: str
-
-
 def contents(prompt: Prompt) -> tuple[object, ...]:
     """Equal where two prompts show and ask the same."""
     return (prompt.text, *(medium.tobytes() if hasattr(medium, "tobytes") else str(medium) for medium in prompt.media))
@@ -394,7 +387,7 @@ def evaluation_scorer(function: object) -> Any:
 
 def other_fit(function: object, shown: str | None) -> list[str]:
     """A phrase where a reward brings a prompt's picture to another shape than the policy is shown; None: it is shown none."""
-    fits = {part.fit for part in parts_of(function) if isinstance(part, FitsPictures)} if shown else set[str]()
+    fits = {getattr(part, "fit", None) for part in parts_of(function) if shown}
     others = sorted(fits & set(get_args(Fit)) - {shown})
     return [f"has fit = {others[0]!r} for pictures, and policy.source_fit is {shown!r}: set its fit to that"] if others else []
 

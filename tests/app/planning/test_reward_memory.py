@@ -193,7 +193,7 @@ def test_what_a_server_would_give_back_is_among_the_remedies():
 
     def remedies(*words: str) -> list[tuple[int, str]]:
         found = less_server(run(*words).config, beside(32, *words))
-        return [(remedy.saves, remedy.words.partition(":")[0]) for remedy in found]
+        return [(saves, words.partition(":")[0]) for saves, words in found]
 
     elsewhere, small = (
         'the server on another card (policy.engine.devices = "1"), or no engine',

@@ -60,6 +60,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_report_is_one_file_with_nothing_loaded_from_elsewhere(page: str) -> None:
     assert OUTSIDE.findall(page) == []
     assert page.count('src="data:image/png;base64,') >= 24
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    assert "showModal" in script and "dialog.zoom" in page, "every picture can be enlarged"
 
 
 def test_what_the_model_wrote_stays_text(page: str) -> None:
@@ -246,9 +248,6 @@ def test_axes_have_room_and_shares_do_not_pass_one():
     assert max(ticks(1.0, 1.0, 5)) == 1.0 and max(ticks(0.5, 0.5, 5)) > 0.5
     few, many = (line_chart([Series("held out", [*range(n)], [0.0] * n, "eval", True, [(-0.1, 0.1)] * n)], "x") for n in (12, 13))
     assert (few.count('<line class="ci'), many.count('<line class="ci')) == (12, 0) and "polygon" in many
-
-
-def test_decimals_tell_ticks_apart() -> None:
     assert [decimals(t) for t in ([0.0, 0.25, 0.5], [0.0, 5.0, 10.0], [0.0, 0.002], [7.0])] == [2, 0, 3, 0]
 
 
@@ -401,11 +400,6 @@ def test_the_share_of_unread_answers_stands_beside_the_mean_and_kinds_have_table
     assert re.search(r"unparsed: 100 % → <b>25 %</b>", page)
     kinds = page.partition('<section id="kinds">')[2].partition("</section>")[0]
     assert kinds.index("<td>easy</td>") < kinds.index("<td>hard</td>") and "100 % → 50 %" in kinds
-
-
-def test_every_picture_can_be_enlarged_without_anything_from_elsewhere(page: str) -> None:
-    script = page.partition("<script>")[2].partition("</script>")[0]
-    assert "showModal" in script and "dialog.zoom" in page and OUTSIDE.findall(page) == []
 
 
 def test_chosen_settings_are_told_with_what_they_would_have_been(tmp_path: Path) -> None:

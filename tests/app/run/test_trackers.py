@@ -310,12 +310,23 @@ def test_progress_has_a_line_for_every_way_to_answer() -> None:
     ]
 
 
-def test_progress_names_the_rewards_when_there_are_several() -> None:
+SEVERAL = {"reward/a": 0.1, "reward/b": 0.2, "reward/total": 0.3, "reward/no_spread": 0.0, "policy/kl": 0.00123}
+SHARES = {"rollout": 0.41, "reward": 0.001, "read": 0.029, "update": 0.52, "idle": 0.04}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (SEVERAL, "reward 0.3  a 0.1  b 0.2  no spread 0  kl 0.00123"),
+        ({"reward/total": 0.3, "reward/no_spread": math.nan}, "reward 0.3"),
+        ({f"time/{name}_share": share for name, share in SHARES.items()}, "rollout 41 %  read 3 %  update 52 %  idle 4 %"),
+    ],
+    ids=["names of several rewards", "no figure that a step lacks", "where time went"],
+)
+def test_progress_says_of_a_step(metrics: dict[str, float], said: str) -> None:
     out = io.StringIO()
-    progress = Progress(5, 4, Console(file=out))
-    metrics = {"reward/a": 0.1, "reward/b": 0.2, "reward/total": 0.3, "reward/no_spread": 0.0, "policy/kl": 0.00123}
-    progress.after_step(3, metrics, None)
-    assert out.getvalue().startswith("step 3/5  reward 0.3  a 0.1  b 0.2  no spread 0  kl 0.00123")
+    Progress(5, 4, Console(file=out)).after_step(3, metrics, None)
+    assert out.getvalue() == f"step 3/5  {said}  0 s left\n"
 
 
 def test_what_is_denoised_has_no_length() -> None:
@@ -335,12 +346,6 @@ def test_losses_count_the_steps_of_their_stage() -> None:
     assert seen == [(3, 3, 1.0), (1, 2, 0.5)]
 
 
-def test_a_figure_that_a_step_has_not_is_left_out() -> None:
-    out = io.StringIO()
-    Progress(5, 4, Console(file=out)).after_step(3, {"reward/total": 0.3, "reward/no_spread": math.nan}, None)
-    assert out.getvalue() == "step 3/5  reward 0.3  0 s left\n"
-
-
 def test_after_a_resume_changes_are_still_those_since_the_first_evaluation(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run")
     for step, total in ((0, 0.25), (5, 0.5)):
@@ -358,13 +363,6 @@ def test_tables_in_lists_are_settings_of_their_own() -> None:
         "reward.0.weight": 1.0,
         "by": "['split']",
     }
-
-
-def test_progress_says_where_the_time_went() -> None:
-    out = io.StringIO()
-    shares = {"rollout": 0.41, "reward": 0.001, "read": 0.029, "update": 0.52, "idle": 0.04}
-    Progress(5, 4, Console(file=out)).after_step(3, {f"time/{name}_share": share for name, share in shares.items()}, None)
-    assert "rollout 41 %  read 3 %  update 52 %  idle 4 %  0 s left" in out.getvalue()
 
 
 def test_several_hear_of_steps_and_of_evaluations(tmp_path: Path) -> None:
