@@ -239,12 +239,9 @@ def test_pods_that_each_count_from_0_are_not_all_the_first_machine():
     assert found_hosts(several, 1, "run-workers-1-0") == (["run-workers-1-0.run"], 0), "replicas of one machine each are runs"
 
 
-def test_a_machine_has_one_launch():
+def test_a_machine_has_one_launch_and_where_no_scheduler_is_variables_are_named():
     with pytest.raises(ValueError, match=r"several tasks on this machine.*srun --ntasks-per-node=1"):
         found_hosts({"SLURM_JOB_NODELIST": "a,b", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}, 2)
-
-
-def test_where_no_scheduler_is_the_variables_are_named():
     with pytest.raises(ValueError, match=r"SLURM_NODEID; SkyPilot: SKYPILOT_NODE_IPS.*JOBSET_NAME.*VC_\*_HOSTS.*PBS_NODEFILE"):
         found_hosts({"SLURM_JOB_NODELIST": "a,b"}, 2)
 

@@ -44,14 +44,19 @@ def test_a_file_of_ones_own_relative_to_base(desk: Path):
     assert load("mine.py:two", "rewards", desk / "deep")(None) == [2.0]
 
 
-def test_a_reward_model_that_is_not_there(desk: Path):
-    with pytest.raises(FileNotFoundError, match="no folder of a trained reward model is at runs/rm"):
-        locate("runs/rm", "rewards")
-
-
-def test_two_public_callables_are_both_named(desk: Path):
-    (desk / "mine.py").write_text("def one(group): ...\ndef two(group): ...\ndef _three(group): ...\n")
-    with pytest.raises(ValueError, match=r"2 public callables \(one, two\).*\./mine\.py:one"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "def one(group): ...\ndef two(group): ...\ndef _three(group): ...\n",
+            r"2 public callables \(one, two\).*\./mine\.py:one",
+        ),
+        ("x = 1\n", "no public function or class"),
+    ],
+)
+def test_a_file_of_which_nothing_says_what_is_meant(desk: Path, text: str, said: str):
+    (desk / "mine.py").write_text(text)
+    with pytest.raises(ValueError, match=said):
         load("./mine.py", "rewards")
 
 
@@ -87,12 +92,6 @@ def test_same_stem_in_two_folders_are_two_modules(desk: Path):
     assert [load(f"{folder}/mine.py", "rewards")(None) for folder in "ab"] == [1, 2]
 
 
-def test_a_file_without_a_public_callable(desk: Path):
-    (desk / "empty.py").write_text("x = 1\n")
-    with pytest.raises(ValueError, match="no public function or class"):
-        load("./empty.py", "rewards")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -117,6 +116,8 @@ def test_unknown_names_are_answered_with_the_nearest():
     assert nearest("learning_rate", ["lr", "lr_schedule", "kind"]) == "lr" and nearest("rate", ["lr"]) is None
     with pytest.raises(FileNotFoundError, match=r"nope\.py for the data set"):
         load("./nope.py", "datasets")
+    with pytest.raises(FileNotFoundError, match="no folder of a trained reward model is at runs/rm"):
+        locate("runs/rm", "rewards")
 
 
 def test_listing_imports_nothing(desk: Path):

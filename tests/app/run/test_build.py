@@ -179,17 +179,14 @@ def test_words_that_describe_no_run(given: TrainArguments, message: str):
         given.resolve()
 
 
-def test_a_weight_must_be_a_number():
-    assert parse_reward("iou=0.5") == {"use": "iou", "weight": 0.5}
-    with pytest.raises(ValueError, match="the weight 'much' is no number"):
-        parse_reward("iou=much")
-
-
 def test_a_slip_in_a_shipped_rewards_name_is_told_before_data_and_model_are_looked_at():
     with pytest.raises(ValueError, match="no reward is called 'iuo': did you mean 'iou'"):
         one_line("grounding", "nowhere", "shapes", ["iuo=0.5"], [])
     for use in ("./later.py", "./later.py:short", "http://127.0.0.1:1/iou", "trl:./theirs.py:right"):
         assert parse_reward(use) == {"use": use}
+    assert parse_reward("iou=0.5") == {"use": "iou", "weight": 0.5}
+    with pytest.raises(ValueError, match="the weight 'much' is no number"):
+        parse_reward("iou=much")
 
 
 def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
