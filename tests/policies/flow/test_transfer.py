@@ -33,7 +33,7 @@ def latents_of(rollouts: Rollouts) -> Tensor:
 
 
 WAYS = [
-    pytest.param(plan, family, marks=() if plan == "flow_grpo" or (plan, family) == ("branches", "sd3") else pytest.mark.evidence)
+    pytest.param(plan, family, marks=() if plan in ("flow_grpo", "branches") and family == "sd3" else pytest.mark.evidence)
     for plan in ("flow_grpo", "cps", "mix", "tree", "branches")
     for family in FAMILIES
 ]
@@ -56,7 +56,7 @@ def test_latents_go_home_once_however_many_forwards_there_are(tiny, family, plan
     assert len(crossed[0].home) == len(crossed[1].home) <= 2 * steps + 3, "states, means, log-probabilities and what was finite"
 
 
-@pytest.mark.parametrize("family", ["sd3", "flux", pytest.param("qwen_image", marks=pytest.mark.evidence)])
+@pytest.mark.parametrize("family", READ)
 def test_embeddings_are_sent_once_a_step(tiny, family):
     policy = on_second_device(make(tiny(family), forward_rows=1, guidance=3.0))
     known = [*policy.encoder.known.values(), policy.encoder.empty(META)]
