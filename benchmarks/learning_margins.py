@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.flow import test_learning as flow
 from tests.learning import test_presets_learn as text
-from tests.learning import test_video_presets_learn as video
+from tests.support.presets import VIDEO
 
 LEAST = 3.0
 """Deviations between the mean gain and the bound."""
@@ -41,7 +41,7 @@ def main() -> None:
     logging.getLogger("mmrl").setLevel(logging.CRITICAL)
     sets: list[tuple[str, Iterable[str], Callable[[str, int], float], float]] = [
         ("text", text.PRESETS, text.gain, text.BOUND),
-        ("video", video.PRESETS, video.gain, video.BOUND),
+        ("video", VIDEO, text.gain, text.BOUND),
         ("flow", flow.PRESETS, flow.gain, flow.BOUND),
     ]
     weak: list[str] = []

@@ -11,9 +11,8 @@ from tests.evidence.__main__ import FILE, SEEDS
 from tests.evidence.rows import ELSEWHERE, ROWS
 from tests.evidence.task import Outcome, Row, verdict
 from tests.evidence.teachers import compare
-from tests.learning.test_presets_learn import FEWER_PROMPTS
 from tests.learning.test_presets_learn import PRESETS as LEARNING
-from tests.support.presets import BY_PIXELS, DISTILLED, FLOW, VIDEO, WITH_SOUND
+from tests.support.presets import BY_PIXELS, DISTILLED, FEWER_PROMPTS, FLOW, VIDEO, WITH_SOUND
 
 LINES = {(line["method"], line["task"]): line for line in json.loads(FILE.read_text(encoding="utf-8"))}
 SHORT = [row for row in ROWS if row.short]

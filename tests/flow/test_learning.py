@@ -15,7 +15,7 @@ from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset,
 from mmrl.training.trainer import Trainer
 from tests.support.flow_fakes import FakeFlowPolicy
 from tests.support.presets import FLOW as PRESETS
-from tests.support.trainers import make_trainer, rises
+from tests.support.trainers import gain_of, make_trainer, rises
 
 CLIP = 2e-2
 """Latents of two elements need a wide clip: the log-ratio spreads as 1 / sqrt(elements)."""
@@ -79,10 +79,7 @@ def num_steps(name: str) -> int:
 
 
 def gain(name: str, seed: int = 0) -> float:
-    """Mean reward of the last ten steps above that of the first five."""
-    trainer = trainer_of(name, seed)
-    rewards = [trainer.step()["reward/total"] for _ in range(num_steps(name))]
-    return sum(rewards[-10:]) / 10 - sum(rewards[:5]) / 5
+    return gain_of(trainer_of(name, seed), num_steps(name), 5, "reward/total")
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -28,5 +28,10 @@ def of_files(*ideas: str) -> list[str]:
 
 ON_TASKS = [*of_files("hints"), "s_grpo", "rlpr", "gui_g1", "adapt_think", "thinkless", "hbpo", "anytime"]
 """They need prompts that bring more than a letter, and learn where their claim lies: short rows of tests/evidence."""
+FEWER_PROMPTS = (
+    *("aepo", "ares", "arpo_gui", "dcpo", "hapo", "hart", "mobile_agent_v3", "remix", "riskpo", "spo", "spo_segment", "ssr"),
+    "treerl",
+)
+"""Presets that remember something, or draw many samples of a prompt."""
 SILENT_STEPS = {"riskpo": 1}
 """How many steps train nothing, because what the advantage remembers has first to be filled."""

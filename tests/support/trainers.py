@@ -71,6 +71,12 @@ def at_most_one(group: Group) -> list[float]:
     return [reward / 1.2 for reward in fakes.right_letter(group)]
 
 
+def gain_of(trainer: Trainer, steps: int, first: int = 3, reward: str = "reward/letter") -> float:
+    """Mean reward of the last ten steps above that of the first ones."""
+    rewards = [trainer.step()[reward] for _ in range(steps)]
+    return sum(rewards[-10:]) / 10 - sum(rewards[:first]) / first
+
+
 def rises(trainer: Trainer, steps: int, bound: float, reward: str = "reward/letter") -> bool:
     """Does the mean reward of five steps in a row rise by more than `bound` above that of the first five?
 

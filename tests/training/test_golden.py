@@ -89,10 +89,9 @@ def makers() -> dict[str, Callable[[], Any]]:
     from tests.evidence.reference_rows import Reasoner
     from tests.evidence.sampler_rows import named_letter, targets
     from tests.flow.test_learning import small
-    from tests.learning.test_presets_learn import FEWER_PROMPTS
     from tests.support import fakes
     from tests.support.flow_fakes import FakeFlowPolicy
-    from tests.support.presets import FLOW, ON_TASKS, TEXT, VIDEO
+    from tests.support.presets import FEWER_PROMPTS, FLOW, ON_TASKS, TEXT, VIDEO
     from tests.support.trainers import OptimizerSettings, Shuffled, make_trainer
     from tests.training.run_ranks import COLUMNS, Hinting
     from tests.training.test_video_methods import CLIPS
