@@ -11,7 +11,7 @@ from docs.pages.lines import cell
 from mmrl.app.cli import app
 from mmrl.training.metric_names import METRICS
 
-COMMON = 3
+COMMON = 2
 """An option that as many verbs have, and explain alike, is explained once."""
 
 
@@ -30,7 +30,7 @@ def commands_page() -> Iterator[str]:
     rooms = {(row, one.path.split()[1]) for one in chapters for row in one.rows.values()}
     times = Counter(row for row, _ in rooms)
     shared = {row: None for one in chapters for row in one.rows.values() if times[row] >= COMMON}
-    yield "# Commands\n\nEvery command with its options, as in its `--help`.\n"
+    yield "# Commands\n\nEvery command with its options, as in its `--help`. Arguments in brackets may be left out.\n"
     yield "## Options of several commands\n"
     yield from table_lines(shared)
     for (group, rows), some in groupby(chapters, lambda one: (one.path.rpartition(" ")[0], one.rows)):
@@ -61,17 +61,18 @@ def chapters_of(command: Any, context: Any) -> Iterator[Chapter]:
 
 
 def row_of(parameter: Any) -> tuple[str, str]:
-    """What an option or argument is called, and its row of a table."""
+    """The name of an option or argument, and its row of a table; arguments in brackets may be left out."""
     is_option = parameter.param_type_name == "option"
     names = [*parameter.opts, *parameter.secondary_opts] if is_option else [(parameter.metavar or parameter.name).upper()]
     label, default = "/".join(names), parameter.default
-    usual = cell(str(default)) if is_option and default is not False and isinstance(default, str | int | float) else ""
-    return label, f"| `{label}` | {'required' if parameter.required else usual} | {cell(parameter.help or '')} |"
+    said = is_option and default is not False and default != "" and isinstance(default, str | int | float)
+    note = " Required." if is_option and parameter.required else f" Default: `{default}`." if said else ""
+    return label, f"| `{label}` | {cell((parameter.help or '') + note)} |"
 
 
 def table_lines(rows: Iterable[str]) -> Iterator[str]:
     if found := list(rows):
-        yield "| | default | meaning |\n|---|---|---|"
+        yield "| | |\n|---|---|"
         yield from found
 
 
