@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mmrl.app.commands import engine as command
+from mmrl.app.commands import kept as command
 from mmrl.app.commands.kept import listing
 from mmrl.engine import venv
 from mmrl.engine.venv import MARKER, RECIPES, VERSION, WORKER, Installation, engine_folder, find_venv, make_venv
