@@ -19,7 +19,7 @@ def pytest_collection_modifyitems() -> None:
     if "hypothesis" in sys.modules:
         from hypothesis.internal.conjecture import providers
 
-        providers.is_local_module_file = lambda path: False
+        providers.is_local_module_file = lambda path: False  # type: ignore[reportPrivateImportUsage]
 
 
 @pytest.fixture(scope="session")

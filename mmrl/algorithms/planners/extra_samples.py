@@ -121,7 +121,7 @@ class WhereUncertain(Again):
 
     def half_width(self, deviation: float, count: int) -> float:
         """h(count)."""
-        from scipy.special import stdtrit
+        from scipy.special import stdtrit  # type: ignore[import-untyped]  # scipy ships no types
 
         return float(stdtrit(count - 1, 0.5 + self.confidence / 2)) * deviation / math.sqrt(count)
 
