@@ -11,7 +11,7 @@ from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, refuse_other
 from mmrl.engine.server import free_port
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.worker.weight_copy import problem_of_local
-from mmrl.policies.text.served import server_model
+from mmrl.policies.text.loading import server_model
 from mmrl.policies.text.settings import TextPolicyConfig
 
 OTHER_FOLDER = "name a disk or memory of that machine's own, or leave it empty"

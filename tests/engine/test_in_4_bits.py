@@ -13,8 +13,8 @@ from mmrl.engine.preflight import look_at_engine
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized import kept
 from mmrl.policies.text.engine_settings import EngineConfig
+from mmrl.policies.text.loading import server_model
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.policies.text.served import server_model
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
 from tests.engine.servers import gap
 from tests.engine.test_servers import BOUND, move

@@ -24,7 +24,7 @@ from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.folder import RunDir
 from mmrl.engine.command import LAUNCHERS
 from mmrl.engine.server import free_port
-from mmrl.policies.text.served import server_model
+from mmrl.policies.text.loading import server_model
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.net.secrets import HIDDEN
 from mmrl.training.checkpoints.save import Checkpoints

@@ -22,8 +22,7 @@ from mmrl.policies.codes.janus import family_of as codes_of
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.dry_run import encoders_of, size_of_generator
 from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
-from mmrl.policies.shared.quantized.host import is_tied
-from mmrl.policies.shared.quantized.layer import count_weights
+from mmrl.policies.shared.quantized.layer import count_weights, is_tied
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families.base import Family
 from mmrl.policies.text.in_4_bits import layers_to_quantize

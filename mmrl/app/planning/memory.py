@@ -21,8 +21,7 @@ from mmrl.app.plugins.python_objects import PREFIX
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.policies.shared.dry_run import OF_TEACHERS, DryRun, size_of
-from mmrl.policies.shared.quantized.host import host_weights
-from mmrl.policies.shared.quantized.layer import SCALES_OF, count_weights, nf4_layers
+from mmrl.policies.shared.quantized.layer import SCALES_OF, count_weights, host_weights, nf4_layers
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.sandbox.sandbox import OWN_BYTES, RunsCode

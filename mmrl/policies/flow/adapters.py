@@ -1,26 +1,35 @@
-"""LoRA adapters of a pipeline's networks: new ones, saved ones, and files that diffusers loads."""
+"""LoRA adapters of a pipeline's networks: new ones, saved ones, files that diffusers loads, and those of teachers."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+from jaxtyping import Bool
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import FlowFamily, Pipeline
+from mmrl.policies.flow.families.base import FlowFamily, Pipeline, networks_of
+from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.settings import TeacherSettings
+from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.lora import (
     ADAPTER,
     KEY,
     PEFT_CONFIG,
     LoraSettings,
+    adapter_layers,
     check_adapter_folder,
     check_adapter_weights,
     lora_config,
     refuse_dropout,
     warn_of_idle_settings,
+    with_adapter,
 )
+from mmrl.policies.shared.teachers import TEACHER, adapter_of, beside_the_trained
 from mmrl.policies.shared.weights import whole
 from mmrl.runtime.pretrained import readable, refuse_other_keys
 
@@ -194,3 +203,55 @@ def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Ten
     folder.mkdir(parents=True, exist_ok=True)
     given = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(plain, indent=2, sort_keys=True)}
     save_file({key: value.contiguous() for key, value in weights.items()}, folder / WEIGHTS, given)
+
+
+Read = Callable[[Bool[Tensor, "n t"], float | None], dict[str, Tensor]]
+"""Quantities of the actions in a mask, under the adapter that is active, with a guidance."""
+
+
+def add_teachers(pipeline: Pipeline, family: type[FlowFamily], teachers: Sequence[TeacherSettings]) -> None:
+    """Load the adapters of teachers, in float32 and frozen, beside the one that trains, which stays the active one.
+
+    Raises FileNotFoundError for an adapter that is not there, ValueError for one that is broken, not whole or of another model.
+    """
+    if not teachers:
+        return
+    for name, network in networks_of(pipeline, family).items():
+        with beside_the_trained(network):
+            for number, one in enumerate(teachers):
+                load_adapter(pipeline, family, one.adapter, name, adapter_of(number), f"policy.teachers.{number}.adapter")
+
+
+def teacher_bytes(teachers: Sequence[TeacherSettings], networks: Sequence[str]) -> int:
+    """Bytes that the adapters of teachers take in memory, read from their files' headers; `networks` are those that train.
+
+    Raises FileNotFoundError for an adapter that is not there.
+    """
+    total = 0
+    for number, one in enumerate(teachers):
+        key = f"policy.teachers.{number}.adapter"
+        for file in (adapter_file(one.adapter, "" if name == networks[0] else name, key) for name in networks):
+            with readable(f"{key} {one.adapter!r}", str(file)), safe_open(file, "pt") as saved:
+                shapes = [saved.get_slice(name).get_shape() for name in saved.keys()]  # noqa: SIM118 - it is no mapping
+            total += 4 * sum(map(math.prod, shapes))
+    return total
+
+
+def read_teachers(
+    host: FlowHost, trace: FlowTrace, mask: Bool[Tensor, "n t"], guidance: float | None, read: Read
+) -> dict[str, Tensor]:
+    """Quantities under the teacher of every row, with its own guidance or else this one; without a gradient.
+
+    Each teacher is for the prompts that name it (DiffusionOPD, arXiv:2605.15055).
+
+    Raises ValueError for rows without a teacher.
+    """
+    if bool((mask.any(1) & (trace.teachers < 0)).any()):
+        raise ValueError(f"rows are read under the model {TEACHER!r}, and prompts of theirs name none of policy.teachers")
+    layers, found = adapter_layers(host.net.modules()), dict[str, Tensor]()
+    for number, one in enumerate(host.config.teachers):
+        # Every process reads under every teacher, whether or not it has rows of it.
+        with with_adapter(layers, adapter_of(number)), torch.no_grad():
+            own = read(mask & (trace.teachers == number)[:, None], guidance if one.guidance is None else one.guidance)
+        found = {name: found[name] + value if name in found else value for name, value in own.items()}
+    return found

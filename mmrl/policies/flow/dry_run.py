@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.core.types import Prompt, Request
+from mmrl.policies.flow.adapters import teacher_bytes
 from mmrl.policies.flow.families.base import SOURCE, Condition, FlowFamily, Index
 from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
@@ -26,7 +27,6 @@ from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import pipeline_of
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.teachers import teacher_bytes
 from mmrl.policies.flow.trace import NoisyLatents
 from mmrl.policies.flow.write.generate import Generator, LocalGenerator, Part, Sampled
 from mmrl.policies.flow.write.given import picture_samples

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmrl.policies.flow.adapters import add_adapter
+from mmrl.policies.flow.adapters import add_adapter, add_teachers
 from mmrl.policies.flow.families.base import FlowFamily, Index, Pipeline, networks_of
 from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.in_4_bits import holds_codes, load_part, parts_in_4_bits
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single, pipeline_of
-from mmrl.policies.flow.teachers import add_teachers
 from mmrl.policies.flow.write.sketch import is_number, make_family, sketch_of
 from mmrl.policies.shared.chat_templates import refuse_endless
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts

@@ -18,7 +18,7 @@ from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.flow.layout import leaves
 from mmrl.flow.plan import RolloutPlan, in_few_steps
-from mmrl.policies.flow.adapters import save_adapter
+from mmrl.policies.flow.adapters import read_teachers, save_adapter
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.families.sources import refuse_sources
 from mmrl.policies.flow.loading import parts_of, save_pipeline
@@ -32,7 +32,6 @@ from mmrl.policies.flow.read.surrogate import read_pixels
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.teachers import read_teachers
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
 from mmrl.policies.flow.write.generate import Part, Sampled, assemble
 from mmrl.policies.flow.write.given import refuse_given

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
 from mmrl.policies.shared.dry_run import OF_TEACHERS, CallLog, DryRun, StillWeights, fake_weights, no_audit, size_of, tensors_in
-from mmrl.policies.shared.quantized.host import rest_on_host
-from mmrl.policies.shared.quantized.layer import SCALES_OF, nf4_layers
+from mmrl.policies.shared.quantized.layer import SCALES_OF, nf4_layers, rest_on_host
 from mmrl.policies.shared.quantized.load import put_stored
 from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.text import in_4_bits, loading

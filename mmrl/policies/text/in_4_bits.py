@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmrl.policies.shared.quantized.host import rest_on_host
 from mmrl.policies.shared.quantized.kept import CodesRecipe
+from mmrl.policies.shared.quantized.layer import rest_on_host
 from mmrl.policies.shared.quantized.load import find_stored_layers, load_in_codes, plain_config, recipe_of
 from mmrl.policies.shared.quantized.stored import NF4, file_of, files_by, files_in, method_of
 from mmrl.policies.text.families import Family, belongs, model_class

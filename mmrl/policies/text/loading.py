@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,22 @@ from mmrl.policies.shared.lora import (
     switch_casts,
 )
 from mmrl.policies.shared.published import refuse_variant, variants_in
-from mmrl.policies.shared.quantized.host import rest_on_host
+from mmrl.policies.shared.quantized.layer import rest_on_host
 from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.shared.teachers import adapter_of, beside_the_trained
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, belongs, family_of, hears_alone, is_text_only, model_class
 from mmrl.policies.text.families.base import extractor_of
 from mmrl.policies.text.families.types import refusal_of
-from mmrl.policies.text.in_4_bits import load_quantized, refuse_other_codes, weights_folder
+from mmrl.policies.text.in_4_bits import (
+    layers_to_quantize,
+    load_quantized,
+    place_of,
+    recipe_for,
+    refuse_idle_codes,
+    refuse_other_codes,
+    weights_folder,
+)
 from mmrl.policies.text.read.packable import prepare_packing, refuse_unable, shares_prompts
 from mmrl.policies.text.read.score import add_head, save_with_head
 from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
@@ -369,3 +377,36 @@ def writer_of(model: Any, adapter: Any | None) -> Callable[[Path], None]:
         weights = {f"base_model.model.{name}": whole(weight) for name, weight in own.items()}
         write = partial(adapter.save_pretrained, state_dict=weights, save_embedding_layers=False, selected_adapters=[ADAPTER])
     return partial(save_with_head, write, model.score_head.axes, scoring) if scoring else write
+
+
+def server_model(config: TextPolicyConfig, make: bool = True) -> str:
+    """The folder or hub name; beside 4 bits a folder in mmrl's cache of the numbers that the codes stand for, as vLLM reads none.
+
+    Its name has a hash of the model's files and of what was rounded, so that a server which has another is seen.
+    Without `make` it is named only. Raises ValueError where the model's files do not allow it, or the cache cannot take it.
+    """
+    if config.weights == "float" and not Path(config.model).is_dir():
+        return config.model
+    model_config = load_config(config)
+    refuse_other_codes(model_config, config)
+    if method_of(model_config) is not None:
+        refuse_idle_codes(config)
+    if config.weights == "float":
+        return config.model
+    place = place_of(config)
+    with torch.device("meta"):
+        model: Any = model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code)
+    recipe = recipe_for(config, model, layers_to_quantize(model, family_of(model_config), config.quantized.parts))
+    if recipe is None:
+        raise ValueError(
+            f"{place} has files or code of its own that do not allow to write what 4 bits stand for, which the server of "
+            "[policy.engine] would read: remove one of the two"
+        )
+    recipe = replace(recipe, whole=getattr(torch, config.dtype))
+    try:
+        return str(recipe.make() if make else recipe.entry())
+    except OSError as error:
+        raise ValueError(
+            f"the server of [policy.engine] reads what the 4 bits of {place} stand for, and mmrl's cache cannot take it "
+            f"({error}): make room, or set MMRL_CACHE to a folder elsewhere"
+        ) from None

@@ -2,8 +2,7 @@
 
 from typing import NoReturn
 
-from mmrl.policies.flow.families.base import FlowFamily, Index
-from mmrl.policies.flow.families.facts import EULER
+from mmrl.policies.flow.families.base import EULER, FlowFamily, Index
 from mmrl.policies.flow.families.flux.flux1 import Chroma, Flux, Kontext
 from mmrl.policies.flow.families.flux.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.hunyuan import HunyuanVideo15, HunyuanVideo15Image

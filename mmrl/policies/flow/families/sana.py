@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import Condition, Conditions, FlowFamily, Times, token_count
+from mmrl.policies.flow.families.base import EULER, Condition, Conditions, FlowFamily, Times, token_count
 from mmrl.policies.flow.families.clips import ClipFamily, FirstLatent
-from mmrl.policies.flow.families.facts import EULER
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import SOURCE, Condition, Conditions, Times, token_count
+from mmrl.policies.flow.families.base import EULER, SOURCE, Condition, Conditions, Times, token_count
 from mmrl.policies.flow.families.clips import SEEN, ClipFamily, FirstLatent, FromFrame
-from mmrl.policies.flow.families.facts import EULER
 
 
 class Experts(nn.Module):

@@ -6,7 +6,7 @@ from torch import nn
 
 from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.shared.dry_run import size_of
-from mmrl.policies.shared.quantized.host import HostEmbedding, host_weights
+from mmrl.policies.shared.quantized.layer import HostEmbedding, host_weights
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
 from tests.policies.text.test_quantized import LORA, in_4_bits

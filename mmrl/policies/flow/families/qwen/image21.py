@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from mmrl.flow.path import Sigmas
 from mmrl.flow.sigmas import DynamicShift, Spacing
-from mmrl.policies.flow.families.base import SOURCE, Condition, Conditions, PipelineCall, Times, token_count
-from mmrl.policies.flow.families.facts import EULER
+from mmrl.policies.flow.families.base import EULER, SOURCE, Condition, Conditions, PipelineCall, Times, token_count
 from mmrl.policies.flow.families.qwen.image import QwenParts
 from mmrl.policies.flow.families.sources import tokens_of
 from mmrl.policies.flow.sizes import Grid
