@@ -63,7 +63,7 @@ def load_part(
         reader = kind(reader_config)
     names = [] if stored else linear_names(reader)
     recipe = None if stored else recipe_of(reader, names, files, double, place)
-    settings: dict[str, object] = {"config": reader_config} | ({} if variant is None else {"variant": variant})
+    settings: dict[str, object] = {"config": reader_config, **({} if variant is None else {"variant": variant})}
     return load_in_codes(kind.from_pretrained, (str(folder), place), names, config.quantized, recipe, dtype, **settings)
 
 
