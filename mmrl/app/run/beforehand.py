@@ -387,7 +387,7 @@ def evaluation_scorer(function: object) -> Any:
 
 def other_fit(function: object, shown: str | None) -> list[str]:
     """A phrase where a reward brings a prompt's picture to another shape than the policy is shown; None: it is shown none."""
-    fits = {getattr(part, "fit", None) for part in parts_of(function) if shown}
+    fits = {getattr(part, "fit", "") for part in parts_of(function) if shown}
     others = sorted(fits & set(get_args(Fit)) - {shown})
     return [f"has fit = {others[0]!r} for pictures, and policy.source_fit is {shown!r}: set its fit to that"] if others else []
 
