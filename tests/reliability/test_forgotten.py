@@ -33,7 +33,7 @@ NOT_KEPT = {
     ".audit": "looks at rollouts, and begins again with a resumed run",
     ".reader.gate": "looks at rollouts, and begins again with a resumed run",
     ".memory.guided": "of one step, renewed at its beginning",
-    ".asked.requests": "of one step, renewed at its beginning",
+    ".planner.requests": "of one step, renewed at its beginning",
     ".cuts": "of one step, renewed at its beginning",
     ".climbing": "of one step, renewed at its beginning",
     ".grad": "of the last update, and set to nothing before the next",

@@ -43,7 +43,7 @@ class Once(PlannerHooks):
 
 
 @dataclass(frozen=True)
-class DynamicSampling(PlannerHooks):
+class DynamicSampling(Once):
     """Draw new prompts until enough groups are informative: max - min of the rewards > min_spread (DAPO, arXiv:2503.14476).
 
     Uninformative groups are dropped, and so are surplus ones. After `max_rounds` the step trains on the groups it
@@ -57,9 +57,6 @@ class DynamicSampling(PlannerHooks):
     """Compare this reward alone instead of the weighted total: name the accuracy, or format noise keeps uninformative groups."""
     oversample: Factor = 1.0
     """Fresh prompts per missing group."""
-
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return one_request_each(prompts, group_size, first_id, seed)
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         """Round indices count from 0.
@@ -90,11 +87,15 @@ class DynamicSampling(PlannerHooks):
         return max(by_policy) - min(by_policy) if by_policy else 0.0
 
 
-@dataclass
-class Asked:
-    """Group -> its first request, for the groups of the current step."""
+@dataclass(frozen=True)
+class Remembering(PlannerHooks, ABC):
+    """A planner that samples every prompt once, and can look up these requests in later rounds of the step.
 
-    requests: dict[int, Request] = field(default_factory=dict[int, Request])
+    The groups that it sees have no media, these requests do.
+    """
+
+    requests: dict[int, Request] = field(default_factory=dict[int, Request], init=False, compare=False, repr=False)
+    """Group -> its first request, of this step."""
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         """One request per prompt, which is remembered; a step may call this several times, for fresh prompts."""
@@ -102,31 +103,15 @@ class Asked:
         self.requests.update({request.group_id: request for request in requests})
         return requests
 
-    def forget_others(self, groups: Iterable[Group]) -> None:
-        """Keep only the requests of this step's groups, except those it dropped."""
-        known = {group.id for group in groups}
-        for group_id in self.requests.keys() - known:
-            del self.requests[group_id]
-
     def again(self, group_id: int, count: int, draw: int, **changes: Any) -> Request:
         """More samples of a group. Requests of a group with different `draw` (1, 2, ...) have random numbers of their own."""
         first = self.requests[group_id]
         return replace(first, count=count, seed=seed_of(first.seed, draw), **changes)
 
-
-@dataclass(frozen=True)
-class Remembering(PlannerHooks, ABC):
-    """A planner that samples every prompt once, and can look up these requests in later rounds of the step."""
-
-    asked: Asked = field(default_factory=Asked, init=False, compare=False, repr=False)
-    """This step's first requests."""
-
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return self.asked.first(prompts, group_size, first_id, seed)
-
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         """Calls `look` with the groups and their total rewards."""
-        self.asked.forget_others(groups)
+        for dropped in self.requests.keys() - {group.id for group in groups}:
+            del self.requests[dropped]
         totals = scores.total().double()
         rewards = {group.id: [float(total) for total in totals[group_ids == group.id]] for group in groups}
         return self.look(groups, rewards, round_index)
@@ -140,7 +125,7 @@ class Remembering(PlannerHooks, ABC):
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        self.asked.requests.clear()
+        self.requests.clear()
 
 
 @dataclass(frozen=True)

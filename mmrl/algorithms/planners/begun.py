@@ -162,18 +162,18 @@ class BudgetCuts(Twice, Beside):
     def places(self, group: Group) -> list[tuple[int, int]]:
         """Sample and budget of a group's cuts, in the order in which they are asked for; none beyond the end of a row."""
         budgets = [max(1, int(share * (self.length or 1))) for share in self.shares]
-        rows = [len(sample.token_ids or ()) for sample in group.samples[: self.asked.requests[group.id].count]]
+        rows = [len(sample.token_ids or ()) for sample in group.samples[: self.requests[group.id].count]]
         return [(i, b) for i, row in enumerate(rows) for before, b in zip([0, *budgets], budgets, strict=False) if before < row]
 
     def cut(self, group: Group) -> list[Request]:
         """Requests for the answers from all cuts of a group."""
         begun = [(group.samples[i].token_ids or ())[:budget] for i, budget in self.places(group)]
         written = [Prefix(tokens, 1.0, self.mark, self.forced, trained=True) for tokens in begun]
-        return [self.asked.again(group.id, self.answers, k, written=one) for k, one in enumerate(written, 1)]
+        return [self.again(group.id, self.answers, k, written=one) for k, one in enumerate(written, 1)]
 
     def values_of(self, group: Group, rewards: Sequence[float]) -> Values:
         """Thought -> for every budget its kept tokens and what answers from there earned; beyond its end the last ones again."""
-        own, cuts, pools = self.asked.requests[group.id].count, dict[int, list[int]](), dict[tuple[int, int], list[float]]()
+        own, cuts, pools = self.requests[group.id].count, dict[int, list[int]](), dict[tuple[int, int], list[float]]()
         for k, (i, _) in enumerate(self.places(group)):
             answers = range(own + k * self.answers, own + (k + 1) * self.answers)
             kept = thought_of(group.samples[answers[0]])

@@ -91,12 +91,12 @@ class BranchWhereUnsure(Remembering):
         if not found or round_index + 2 >= self.max_rounds:
             begun = Counter(request.group_id for request in found)
             drawn = {group.id: len(group.samples) + begun[group.id] for group in groups}
-            found += [self.asked.again(i, self.growth.size - n, n) for i, n in drawn.items() if n < self.growth.size]
+            found += [self.again(i, self.growth.size - n, n) for i, n in drawn.items() if n < self.growth.size]
         return Revision(found)
 
     def branches_at(self, group: Group, turn: int) -> list[Request]:
         """Requests for what branches at this turn of a group's episodes, as far as there is room."""
-        found, seed = list[Request](), self.asked.requests[group.id].seed
+        found, seed = list[Request](), self.requests[group.id].seed
         for i, sample in enumerate(group.samples):
             if len(sample.turns) <= turn or sample.ended == "error":
                 continue
@@ -111,7 +111,7 @@ class BranchWhereUnsure(Remembering):
         """The request for sample `number`, which begins where sample i began the turn."""
         sample, name = group.samples[i], (group.id, i)
         start = sample.turns[turn].span[0]
-        world = self.growth.worlds.get(name, (self.asked.requests[group.id].seed, i))
+        world = self.growth.worlds.get(name, (self.requests[group.id].seed, i))
         self.growth.worlds[group.id, number] = world
         begun = Branch(sample.turns[:turn], (sample.token_ids or ())[:start], self.growth.logprobs[name][:start], world)
-        return self.asked.again(group.id, 1, number, written=begun)
+        return self.again(group.id, 1, number, written=begun)

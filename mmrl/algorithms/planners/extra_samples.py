@@ -24,7 +24,7 @@ class Again(Remembering):
         known = {name: [reward for reward in values if not math.isnan(reward)] for name, values in rewards.items()}
         more = self.extra(known, round_index)
         wanted = [(group.id, more[group.id]) for group in groups if more.get(group.id, 0) > 0]
-        return Revision([self.asked.again(name, count, round_index + 1) for name, count in wanted])
+        return Revision([self.again(name, count, round_index + 1) for name, count in wanted])
 
     @abstractmethod
     def extra(self, rewards: dict[int, list[float]], round_index: int) -> dict[int, int]:

@@ -58,7 +58,7 @@ class Scouts(Remembering):
             return Revision()
         found: list[Request] = []
         for group in groups:
-            asked = self.asked.requests[group.id]
+            asked = self.requests[group.id]
             top = round(self.best * asked.count)
             samples = tuple(sorted(extremes(rewards[group.id], top, asked.count - top)))
             again = replace(asked, count=len(samples), group_id=-1 - len(found), model=self.model)

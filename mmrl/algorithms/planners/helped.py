@@ -49,7 +49,7 @@ class Refinements(Twice):
             return Revision([request for group in groups for request in self._refine(group, rewards[group.id])])
         dropped: set[tuple[int, int]] = set()
         for group in groups:
-            own = self.asked.requests[group.id].count
+            own = self.requests[group.id].count
             best = max(range(own, len(group.samples)), key=lambda i, r=rewards[group.id]: r[i] if r[i] == r[i] else -float("inf"))
             has_reward = rewards[group.id][best] == rewards[group.id][best]
             kept = {*range(1, own), best} if has_reward else set(range(own))
@@ -57,10 +57,10 @@ class Refinements(Twice):
         return Revision(drop_samples=frozenset(dropped))
 
     def _refine(self, group: Group, rewards: Sequence[float]) -> list[Request]:
-        prompt = self.asked.requests[group.id].prompt
+        prompt = self.requests[group.id].prompt
         rows = zip(group.samples, right_ones(rewards, self.success_at), strict=True)
         shown = [self.refining_prompt(prompt, sample.text or "", is_right) for sample, is_right in rows]
-        return [self.asked.again(group.id, 1, k, role="injected", shown=Shown(one)) for k, one in enumerate(shown, 1)]
+        return [self.again(group.id, 1, k, role="injected", shown=Shown(one)) for k, one in enumerate(shown, 1)]
 
     def refining_prompt(self, prompt: Prompt, sample: str, is_right: bool) -> Prompt:
         """The prompt with a sample and its critique under it."""
@@ -102,13 +102,13 @@ class SerialExits(Twice):
         return Revision([request for group in groups for request in self._exits(group)])
 
     def _exits(self, group: Group) -> list[Request]:
-        first, tokens = self.asked.requests[group.id], group.samples[0].token_ids
+        first, tokens = self.requests[group.id], group.samples[0].token_ids
         if tokens is None:
             raise ValueError("SerialExits cuts completions of text, and this policy's samples have no tokens: take a text policy")
         draw = random.Random(f"{first.seed}/exits").random
         shares = sorted(draw() for _ in range(first.count - 1))
         prefixes = [Prefix(tokens, share, self.mark, self.forced, self.train_thought) for share in shares]
-        return [self.asked.again(group.id, 1, k, written=prefix) for k, prefix in enumerate(prefixes, 1)]
+        return [self.again(group.id, 1, k, written=prefix) for k, prefix in enumerate(prefixes, 1)]
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class HintLadder(Remembering):
         if round_index == 0:
             self.climbing.clear()
             for group in groups:
-                hints = self.ladder(self.asked.requests[group.id].prompt)
+                hints = self.ladder(self.requests[group.id].prompt)
                 if hints and fails_altogether(rewards[group.id], self.success_at):
                     self.climbing[group.id] = Climb(hints)
         return self.climb(rewards, round_index)
@@ -137,11 +137,11 @@ class HintLadder(Remembering):
 
     def anew(self, group_id: int, hint: str, round_index: int) -> list[Request]:
         """Requests for the group again under a hint, with a few samples without it."""
-        first = self.asked.requests[group_id]
+        first = self.requests[group_id]
         shown, plain = with_hint(first.prompt, self.hint_text, hint), min(self.plain, first.count)
         draw = 2 * round_index + 1
-        hinted = self.asked.again(group_id, first.count - plain, draw, shown=Shown(shown, self.train_view == "same"))
-        return [one for one in (hinted, self.asked.again(group_id, plain, draw + 1)) if one.count]
+        hinted = self.again(group_id, first.count - plain, draw, shown=Shown(shown, self.train_view == "same"))
+        return [one for one in (hinted, self.again(group_id, plain, draw + 1)) if one.count]
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
@@ -194,14 +194,14 @@ class Scaffold(Twice):
         return Revision([request for group_id in failing for request in self._every_hint(group_id)])
 
     def _every_hint(self, group_id: int) -> list[Request]:
-        prompt = self.asked.requests[group_id].prompt
+        prompt = self.requests[group_id].prompt
         shown = [with_hint(prompt, self.hint_text, hint) for hint in hints_of(prompt, self.column)]
-        return [self.asked.again(group_id, 1, k, shown=Shown(one, self.train_view == "same")) for k, one in enumerate(shown, 1)]
+        return [self.again(group_id, 1, k, shown=Shown(one, self.train_view == "same")) for k, one in enumerate(shown, 1)]
 
     def _settle(self, groups: Sequence[Group], rewards: Mapping[int, Sequence[float]]) -> Revision:
         dropped: set[tuple[int, int]] = set()
         for group in groups:
-            own = self.asked.requests[group.id].count
+            own = self.requests[group.id].count
             right = [own + k for k, is_right in enumerate(right_ones(rewards[group.id][own:], self.success_at)) if is_right]
             kept = set(range(1, own)) | {right[0]} if right else set(range(own))
             dropped |= {(group.id, i) for i in range(len(group.samples)) if i not in kept}

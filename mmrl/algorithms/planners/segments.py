@@ -63,26 +63,24 @@ class SegmentValues(CutAnswers):
         if round_index == 0:
             return Revision([request for group in groups for request in self.go_on(group)])
         values = {key: one for group in groups for key, one in self.values_of(group, rewards[group.id]).items()}
-        own = {group.id: self.asked.requests[group.id].count for group in groups}
+        own = {group.id: self.requests[group.id].count for group in groups}
         dropped = frozenset((group.id, i) for group in groups for i in range(own[group.id], len(group.samples)))
         return Revision(drop_samples=dropped, values=values)
 
     def places(self, group: Group) -> list[tuple[int, int]]:
         """Sample and number of tokens of a group's cuts, in the order in which they are asked for."""
-        own = range(self.asked.requests[group.id].count)
+        own = range(self.requests[group.id].count)
         return [(i, kept) for i in own for kept in self.cuts.get((group.id, i), [])]
 
     def go_on(self, group: Group) -> list[Request]:
         """Requests for the continuations from all cuts of a group."""
         beginnings = [(group.samples[i].token_ids or ())[:kept] for i, kept in self.places(group)]
-        return [
-            self.asked.again(group.id, self.continuations, k, written=Prefix(tokens)) for k, tokens in enumerate(beginnings, 1)
-        ]
+        return [self.again(group.id, self.continuations, k, written=Prefix(tokens)) for k, tokens in enumerate(beginnings, 1)]
 
     def values_of(self, group: Group, rewards: Sequence[float]) -> Values:
         """The values of a group's cuts, from the rewards of its samples and of the continuations behind them."""
         found: Values = {}
-        behind = iter(rewards[self.asked.requests[group.id].count :])
+        behind = iter(rewards[self.requests[group.id].count :])
         for i, kept in self.places(group):
             known = [reward for reward in islice(behind, self.continuations) if not isnan(reward)]
             if known:
@@ -114,4 +112,4 @@ class TreeBranches(CutAnswers):
         """Requests for the branches of a group's answers."""
         own = enumerate(group.samples)
         begun = [(one.token_ids or ())[:kept] for i, one in own for kept in self.cuts.get((group.id, i), ())]
-        return [self.asked.again(group.id, self.siblings, k, written=Prefix(tokens)) for k, tokens in enumerate(begun, 1)]
+        return [self.again(group.id, self.siblings, k, written=Prefix(tokens)) for k, tokens in enumerate(begun, 1)]

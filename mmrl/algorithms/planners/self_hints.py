@@ -94,10 +94,10 @@ class SelfHints(HintLadder):
 
     def writing(self, group_id: int) -> Request:
         """The request to write hints."""
-        prompt = self.asked.requests[group_id].prompt
+        prompt = self.requests[group_id].prompt
         text = self.writing_text.replace("{{", "{").replace("}}", "}")
         text = text.replace("{levels}", str(self.rungs)).replace("{solution}", solution_of(prompt, self.column))
-        return self.asked.again(group_id, self.tries, 1, role="note", shown=Shown(Hint(text)(prompt, 0)))
+        return self.again(group_id, self.tries, 1, role="note", shown=Shown(Hint(text)(prompt, 0)))
 
     def hints_in(self, group: Group) -> tuple[str, ...]:
         """The hints that were written for a group and may be shown."""

@@ -42,9 +42,9 @@ class Tempered(Notes, Twice):
         if round_index or not groups:
             return Revision()
         heat = self.hot if self.notes.get("entropy", 0.0) <= self.target else self.cold
-        sizes, seed = {group.id: len(group.samples) for group in groups}, min(one.seed for one in self.asked.requests.values())
+        sizes, seed = {group.id: len(group.samples) for group in groups}, min(one.seed for one in self.requests.values())
         chosen = random.Random(f"{seed}/tempered").sample(sorted(sizes), math.ceil(self.share * len(groups)))
-        again = [self.asked.again(one, sizes[one], -1, tempering=Tempering(heat)) for one in chosen]
+        again = [self.again(one, sizes[one], -1, tempering=Tempering(heat)) for one in chosen]
         return Revision([replace(request, group_id=-1 - i) for i, request in enumerate(again)])
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:

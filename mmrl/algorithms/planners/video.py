@@ -160,7 +160,7 @@ class DifficultyAware(Remembering):
             known.rewards.extend(rewards)
             if len(latest) < self.window or not rewards:
                 continue
-            delta, first = mean(latest) - mean(rewards), self.asked.requests[group_id]
+            delta, first = mean(latest) - mean(rewards), self.requests[group_id]
             if delta > self.least:
                 guide = Hint(self.guide_text.replace("{answer}", answer_text(first.prompt)))
                 requests.append(self._again(group_id, guide, self.guides, "guide"))
@@ -180,12 +180,12 @@ class DifficultyAware(Remembering):
             best = group.samples[rewards.index(max(rewards))].text or ""
             shown = best[: int(min(1.0, known.guided[group.id] * self.hint_per_reward) * len(best))]
             hint = Hint(self.hint_text.replace("{hint}", shown))
-            requests.append(self._again(group.id, hint, self.asked.requests[group.id].count, "hint"))
+            requests.append(self._again(group.id, hint, self.requests[group.id].count, "hint"))
         return Revision(requests, drop_groups=frozenset(request.group_id for request in requests))
 
     def _again(self, group_id: int, view: View, count: int, purpose: str) -> Request:
         """The group sampled anew under another prompt, with other random numbers."""
-        again = self.asked.again(group_id, count, len(purpose))
+        again = self.again(group_id, count, len(purpose))
         return replace(again, prompt=view(again.prompt, again.seed))
 
     def state_dict(self) -> State:
