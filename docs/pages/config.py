@@ -28,8 +28,7 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import QuantizedSettings, Sampling, TextPolicyConfig, TextTeacher
 from mmrl.policies.video.sampling import VideoSettings
 from mmrl.serving.judges.judge import Endpoint
-from mmrl.serving.scorers.images_server import ImagesServer
-from mmrl.serving.scorers.painting import Painting
+from mmrl.serving.scorers.painting import ImagesServer, Painting
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import AlarmSettings, StageSettings, Until

@@ -20,7 +20,7 @@ from mmrl.serving import wire
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
-from mmrl.serving.scorers.images_server import ImagesServer, ServedPainter
+from mmrl.serving.scorers.painting import ImagesServer, ServedPainter
 from tests.attacks.attack import LONGEST_MESSAGE, Attack, BrokenError, expect_clean
 from tests.support.rude_servers import RUDE, Script, answers, echoes, hears_nothing, in_turn, rude
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.engine.agreement import Probe, limits_of
 from mmrl.engine.facts import ask_facts
-from mmrl.engine.fleet import Fleet, Member
+from mmrl.engine.fleet import Fleet, Member, Probe, limits_of
 from mmrl.engine.sync import FileSync, Update
 from mmrl.engine.wire.answer import AnswerFacts
 from mmrl.engine.wire.client import EngineClient

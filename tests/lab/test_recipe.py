@@ -17,9 +17,8 @@ from mmrl.app.config.run import RunConfig
 from mmrl.app.config.stages import stages_of
 from mmrl.app.run.folder import RunDir
 from mmrl.lab.recipes.facts import ENDING, UNKNOWN, Figure, Measure, find_recipe, read_recipe, recipe_files, recipes
-from mmrl.lab.recipes.measure import Answered, figure_of, interval, run_recipe
+from mmrl.lab.recipes.measure import Answered, as_tiny, draw_files, figure_of, interval, run_recipe, small_table
 from mmrl.lab.recipes.pages import figures_of
-from mmrl.lab.recipes.tiny import as_tiny, draw_files, small_table
 from tests.support.each import for_each
 
 RECIPES = {one.name: one for one in recipes()}

@@ -17,8 +17,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, Prompt, Sample, Turn
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.judges.judge import JudgeError
-from mmrl.serving.scorers.images_server import ImagesServer
-from mmrl.serving.scorers.painting import Painting, Studio
+from mmrl.serving.scorers.painting import ImagesServer, Painting, Studio
 from tests.support.rude_servers import CHUNKED, OK, answers, floods, in_turn, read_request, rude, says
 
 

@@ -195,8 +195,7 @@ def inner_parts() -> dict[type, str]:
     from mmrl.flow import dynamics, sigmas, times
     from mmrl.flow.surrogate import SurrogatePath
     from mmrl.serving.judges.judge import Endpoint
-    from mmrl.serving.scorers.images_server import ImagesServer
-    from mmrl.serving.scorers.painting import Painting
+    from mmrl.serving.scorers.painting import ImagesServer, Painting
     from mmrl.training.rewards.calls import Transform
 
     found = [value for module in (dynamics, sigmas, times) for value in vars(module).values() if inspect.isclass(value)]

@@ -1,11 +1,14 @@
-"""Training and evaluation of a recipe: held-out prompts of each measure, scored, as the figures of the paper's table."""
+"""Training and evaluation of a recipe, also on a small scale: held-out prompts scored, as the figures of the paper's table."""
 
+import hashlib
+import inspect
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,18 +19,22 @@ from mmrl.app.config.run import Resolved, without_engine
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import PolicyConfig, modality_of
+from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
 from mmrl.app.report.words import table
 from mmrl.app.run.build import held_out_prompts, load_rewards, named_reward, with_local_model
 from mmrl.app.run.context import console, distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import load_state, revive
+from mmrl.app.toml.tables import Table, Values
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Prompt, Value
-from mmrl.lab.recipes.facts import Figure, Measure, Published, Recipe, find_recipe
+from mmrl.data.drawn import moving, prompt_writers, public_layouts, scenes
+from mmrl.lab.recipes.facts import DATA, MODELS, Figure, Given, Measure, Published, Recipe, find_recipe
 from mmrl.lab.recipes.pages import missing_files, number
-from mmrl.lab.recipes.tiny import as_tiny, draw_files, small_table
+from mmrl.lab.tiny import scorers
+from mmrl.runtime.cache import keep
 from mmrl.runtime.process_state import seed
 from mmrl.runtime.repeating import deterministic
 from mmrl.training.evaluate import Evaluator
@@ -241,3 +248,85 @@ def rows(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
         bounds = f"{one.low:.4g} to {one.high:.4g}" if math.isfinite(one.low) else "none"
         value = f"{one.value:.4g}" if math.isfinite(one.value) else "no prompts"
         yield f"{one.measure}, {one.figure}", value, bounds, str(one.prompts), number(one.base), number(one.paper)
+
+
+WHOLE = "whole"
+"""The file that says that everything was drawn."""
+
+
+def draw_files(recipe: Recipe) -> Path:
+    """The folder of a recipe's small files: drawn once, then kept in the cache."""
+    sources = [inspect.getsource(module) for module in (public_layouts, prompt_writers, moving, scenes, scorers)]
+    facts = (recipe.tiny.layout, recipe.tiny.seed, model_names(recipe), sources)
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+    def draw(folder: Path) -> None:
+        public_layouts.draw(recipe.tiny.layout, folder / DATA, recipe.tiny.seed)
+        for model in model_names(recipe):
+            scorers.SCORERS[model](folder / MODELS / model)
+        (folder / WHOLE).write_text(recipe.tiny.layout)
+
+    return keep(None, f"recipe-{recipe.name}-{key}", WHOLE, draw)
+
+
+def model_names(recipe: Recipe) -> list[str]:
+    """The small models that its rewards name, such as models/clip."""
+    said = [str(value) for keys in recipe.tiny.rewards.values() for value in keys.values()]
+    return sorted({value.removeprefix(MODELS) for value in said if value.startswith(MODELS)})
+
+
+def as_tiny(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe whose measures look at the small files, scored by small models."""
+    return replace(recipe, measure=tuple(small_measure(one, recipe, folder) for one in recipe.measure))
+
+
+def small_measure(measure: Measure, recipe: Recipe, folder: Path) -> Measure:
+    data, reward = small_data(measure.data, recipe), small_reward(measure.reward, recipe)
+    return replace(measure, data=move_paths(data, folder), reward=move_paths(reward, folder))
+
+
+def small_table(recipe: Recipe, folder: Path) -> Table:
+    """The run's config with its paths led to the small files, and its small settings."""
+    table = Table.read(recipe.config)
+    values = dict(table.values)
+    values["data"] = small_data(values["data"], recipe)
+    values["stage"] = [small_stage(one, recipe) for one in values.get("stage", ())]
+    evaluation = dict(values["evaluation"])
+    values["evaluation"] = evaluation | {"data": small_data(evaluation["data"], recipe)}
+    values["reward"] = [small_reward(one, recipe) for one in values["reward"]]
+    if "reward" in evaluation:
+        values["evaluation"]["reward"] = [small_reward(one, recipe) for one in evaluation["reward"]]
+    small = Table.of(move_paths(values, folder), f"{recipe.config}, small scale")
+    for word in recipe.tiny.set:
+        small.override(word)
+    return small
+
+
+def small_stage(stage: Given, recipe: Recipe) -> Values:
+    """A stage with the data and rewards of the small scale where it has its own."""
+    found = dict(stage)
+    if "data" in found and not str(found["data"]["use"]).startswith(STAGE):
+        found["data"] = small_data(found["data"], recipe)
+    if "reward" in found:
+        found["reward"] = [small_reward(one, recipe) for one in found["reward"]]
+    return found
+
+
+def small_data(data: Given | list[Given], recipe: Recipe) -> Values | list[Values]:
+    """A table of data, or several, with the further keys of the small scale."""
+    return [{**one, **recipe.tiny.data} for one in data] if isinstance(data, list) else {**data, **recipe.tiny.data}
+
+
+def small_reward(reward: Given, recipe: Recipe) -> Values:
+    """A reward's table with the keys that are others on a small scale; it keeps its name."""
+    changed = recipe.tiny.rewards.get(reward["use"])
+    return dict(reward) if changed is None else {"name": reward["use"], **reward, **changed}
+
+
+def move_paths(value: Any, folder: Path) -> Any:
+    """The same with every path of a recipe below `folder`."""
+    if isinstance(value, Mapping):
+        return {key: move_paths(item, folder) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [move_paths(item, folder) for item in value]
+    return str(folder / value) if isinstance(value, str) and value.startswith((DATA, MODELS)) else value
