@@ -266,14 +266,6 @@ END_S = 10.0
 """Longest wait for a server's own account of a failed transfer."""
 
 
-@dataclass(frozen=True)
-class Joined:
-    """A server that is in a group with this process."""
-
-    name: str
-    group: WeightGroup
-
-
 class BroadcastSync(Sync):
     """All weights through a process group of each server's: NCCL between cards, else Gloo over TCP. Nothing is written to disk.
 
@@ -284,7 +276,8 @@ class BroadcastSync(Sync):
         self.dtype, self.device, self.timeout_s = dtype, device, timeout_s
         self.bundle = BUNDLE
         self.weights: Mapping[str, Tensor] = {}
-        self.joined: dict[str, Joined] = {}
+        self.groups: dict[str, WeightGroup] = {}
+        """Address of a server -> the group that its workers are in with this process."""
         self._saving = threading.Lock()
 
     def save(self, host: TextHost, update: Update) -> None:
@@ -299,11 +292,11 @@ class BroadcastSync(Sync):
         facts = tensors_as_json([TensorFacts.of(name, weight) for name, weight in weights.items()])
         if problems := client.ask_workers("tensors_problem", facts):
             raise EngineRefusedError(f"{client.url} cannot take the weights ({problems[0]})")
-        joined = self.join(client)
+        group = self.join(client)
         with pause_and_empty(client):
             if not self.holds(client, update):
                 client.post("/start_weight_update", seconds=self.timeout_s)
-                self.send(client, joined, weights, facts)
+                self.send(client, group, weights, facts)
                 client.post("/finish_weight_update", {"weight_version": update.name}, self.timeout_s)
 
     def advice(self, update: Update) -> str:
@@ -311,25 +304,24 @@ class BroadcastSync(Sync):
 
     def close(self) -> None:
         """Leave all groups."""
-        for url in list(self.joined):
+        for url in list(self.groups):
             self.drop(url)
 
     def drop(self, url: str) -> None:
         """Leave the group of one server."""
-        joined = self.joined.pop(url, None)
-        if joined is not None:
-            joined.group.close()
+        if (group := self.groups.pop(url, None)) is not None:
+            group.close()
 
-    def send(self, client: EngineClient, joined: Joined, weights: Mapping[str, Tensor], facts: str) -> None:
+    def send(self, client: EngineClient, group: WeightGroup, weights: Mapping[str, Tensor], facts: str) -> None:
         """Send all weights while the server waits for them.
 
         Raises EngineDownError where it left or does not go on; its group is given up, and the next update joins another.
         """
-        info = {"update_info": {"group": joined.name, "tensors": facts}}
+        info = {"update_info": {"group": group.place.name, "tensors": facts}}
         with ThreadPoolExecutor(1) as pool:
             posted = pool.submit(client.post, "/update_weights", info, self.timeout_s)
             try:
-                joined.group.send(weights, lambda: look_at(posted))
+                group.send(weights, lambda: look_at(posted))
                 posted.result(self.timeout_s)
             except (EngineDownError, EngineRefusedError, RuntimeError, LateError) as error:
                 self.drop(client.url)
@@ -338,14 +330,14 @@ class BroadcastSync(Sync):
                     'if that goes on, set policy.engine.sync = "file"'
                 ) from None
 
-    def join(self, client: EngineClient) -> Joined:
+    def join(self, client: EngineClient) -> WeightGroup:
         """The group with a server's workers: the one that they are in still, or a new one.
 
         Raises EngineDownError where they cannot reach this machine, or do not come.
         """
-        joined = self.joined.get(client.url)
-        if joined is not None and not client.ask_workers("not_in_group", joined.name):
-            return joined
+        group = self.groups.get(client.url)
+        if group is not None and not client.ask_workers("not_in_group", group.place.name):
+            return group
         self.drop(client.url)
         seconds = min(JOIN_S, self.timeout_s)
         host = address_toward(client.url)
@@ -362,10 +354,10 @@ class BroadcastSync(Sync):
         except RuntimeError as error:
             raise EngineDownError(f"{client.url}: its workers did not say what they are ({first_line(error)})") from None
         cards = [Card(one["uuid"], tuple(one["nccl"])) for one in told]
-        self.joined[client.url] = self.join_as(client, store, place, cards)
-        return self.joined[client.url]
+        self.groups[client.url] = self.join_as(client, store, place, cards)
+        return self.groups[client.url]
 
-    def join_as(self, client: EngineClient, store: Torch, place: MeetingPlace, cards: list[Card]) -> Joined:
+    def join_as(self, client: EngineClient, store: Torch, place: MeetingPlace, cards: list[Card]) -> WeightGroup:
         """Join as rank 0 while the workers join as the others."""
         kind, why = kind_for(Card.of(self.device), cards)
         if why:
@@ -380,7 +372,7 @@ class BroadcastSync(Sync):
                 raise EngineDownError(f"{client.url}: its {len(cards)} worker(s) did not join ({problem})") from None
             if problems := asked.result():
                 raise EngineDownError(f"{client.url}: {problems[0]}")
-        return Joined(place.name, group)
+        return group
 
 
 def kind_for(own: Card, cards: list[Card]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -86,19 +86,17 @@ class ServerLimits:
 class RequestCounts:
     """Counts for /metrics."""
 
-    requests: dict[tuple[str, int], int] = field(default_factory=dict)
-    samples: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
+    """By reward and code of the answer."""
+    samples: Counter[str] = field(default_factory=Counter[str])
+    failed: Counter[str] = field(default_factory=Counter[str])
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     waiting: int = 0
 
-    def count_answer(self, name: str, code: int) -> None:
-        self.requests[name, code] = self.requests.get((name, code), 0) + 1
-
     def count_scores(self, name: str, reply: wire.ServedScores, seconds: float) -> None:
-        self.samples[name] = self.samples.get(name, 0) + len(reply.values)
-        self.failed[name] = self.failed.get(name, 0) + reply.status.count(Status.FAILED)
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.samples[name] += len(reply.values)
+        self.failed[name] += reply.status.count(Status.FAILED)
+        self.seconds[name] += seconds
 
     def text(self) -> str:
         lines = ["# TYPE mmrl_requests_total counter"]
@@ -263,7 +261,7 @@ def create_app(scorer: RequestScorer, token: str | None = None) -> Application:
     @app.exception_handler(RequestRefusedError)
     async def refuse(request: Request, error: RequestRefusedError) -> Response:
         name = request.path_params.get("name", "")
-        scorer.meter.count_answer(name if name in scorer.rewards else "", error.code)
+        scorer.meter.requests[name if name in scorer.rewards else "", error.code] += 1
         return PlainTextResponse(error.text, error.code, error.headers)
 
     @app.get("/health")
@@ -285,7 +283,7 @@ def create_app(scorer: RequestScorer, token: str | None = None) -> Application:
         authorize(request, token)
         scorer.find(name)
         reply = await scorer.score(name, await body_of(request, scorer.limits), request.headers.get("x-request-id", ""))
-        scorer.meter.count_answer(name, 200)
+        scorer.meter.requests[name, 200] += 1
         return Response(reply, media_type=BODY)
 
     return Guard(app)

@@ -401,7 +401,9 @@ def score_previews(rewards: RewardRunner, rollouts: Rollouts, scores: Scores) ->
     own = dict(zip(rollouts.pairs(), scores.total().tolist(), strict=True))
     found: dict[tuple[int, int], list[float]] = {pair: [] for pair in own}
     steps = [(group, step) for group in rollouts.groups for step in range(min(len(one.previews) for one in group.samples))]
-    shown = [(group, replace(group, samples=previews_of(group, step), probes={})) for group, step in steps]
+    shown = [
+        (group, replace(group, samples=tuple(preview_of(one, step) for one in group.samples), probes={})) for group, step in steps
+    ]
     tables = rewards.score([one for _, one in shown])
     for (group, _), table in zip(shown, tables, strict=True):
         totals = Scores(rewards.names, table.values, table.status, rewards.weights).total()
@@ -417,11 +419,6 @@ def score_previews(rewards: RewardRunner, rollouts: Rollouts, scores: Scores) ->
         return replace(group, samples=tuple(samples))
 
     return replace(rollouts, groups=tuple(map(fill, rollouts.groups)))
-
-
-def previews_of(group: Group, step: int) -> tuple[Sample, ...]:
-    """A group's samples as a step predicted them."""
-    return tuple(preview_of(sample, step) for sample in group.samples)
 
 
 def preview_of(sample: Sample, step: int) -> Sample:

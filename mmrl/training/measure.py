@@ -63,7 +63,9 @@ def reward_metrics(scores: Scores, rollouts: Rollouts, tables: Mapping[int, Grou
         metrics["rollout/unscored"] = unscored / len(totals)
     flat = [spread == 0 for spread in spreads if math.isfinite(spread)]
     metrics["reward/no_spread"] = sum(flat) / len(flat) if flat else math.nan
-    return metrics | source_metrics(rollouts, total, ranks) | part_metrics(rollouts, tables, ranks)
+    metrics |= source_metrics(rollouts, total, ranks)
+    parts = [parts for group in rollouts.groups for parts in tables[group.id].parts]
+    return metrics | means_of_parts("reward", [parts for part in ranks.gather(parts) for parts in part])
 
 
 def source_metrics(rollouts: Rollouts, total: Tensor, ranks: Ranks) -> dict[str, float]:
@@ -76,12 +78,6 @@ def source_metrics(rollouts: Rollouts, total: Tensor, ranks: Ranks) -> dict[str,
         metrics[f"source/{name}/share"] = len(own) / len(pairs)
         metrics[f"source/{name}/total"] = mean([x for totals in own for x in totals])
     return metrics
-
-
-def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: Ranks) -> dict[str, float]:
-    """reward/<name>/<part>: mean over the samples that have the part."""
-    mine = [parts for group in rollouts.groups for parts in tables[group.id].parts]
-    return means_of_parts("reward", [parts for part in ranks.gather(mine) for parts in part])
 
 
 def means_of_parts(prefix: str, found: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -69,7 +69,7 @@ def test_new_weights_reach_every_worker_of_every_server(make: Make, two: list[Fa
     assert len({seen for one in told for seen in one["received"]}) == 1, "bit for bit the same everywhere"
     assert [one["calls"].count("/update_weights") for one in told] == [3, 3]
     sync = sync_of(policy)
-    assert [joined.group.kind for joined in sync.joined.values()] == ["gloo", "gloo"]
+    assert [group.kind for group in sync.groups.values()] == ["gloo", "gloo"]
     assert not torch.distributed.is_initialized(), "the run's own group is left alone"
     last = told[1]["calls"][-8 - len(told[1]["wrote"]) :]
     caches = [f"/reset_{name}_cache" for name in ("prefix", "encoder", "mm")]
@@ -87,11 +87,11 @@ def test_adapters_travel_merged(make: Make):
 def test_a_transfer_that_a_worker_gives_up_is_made_again_in_another_group(make: Make, two: list[FakeEngine]):
     policy = make(1)
     policy.rollout(mixed())
-    (first,) = (joined.name for joined in sync_of(policy).joined.values())
+    (first,) = (group.place.name for group in sync_of(policy).groups.values())
     move(policy)
     two[0].order(refuse=1)
     assert gap(policy, policy.rollout(mixed())) < BOUND
-    (second,) = (joined.name for joined in sync_of(policy).joined.values())
+    (second,) = (group.place.name for group in sync_of(policy).groups.values())
     assert first != second
 
 

@@ -141,7 +141,7 @@ def test_metrics_are_labelled_with_what_is_served():
         text = httpx.get(f"{url}/metrics").text
     assert sorted(re.findall(r"requests_total(\{.*)", text)) == ['{reward="",code="404"} 2', '{reward="length",code="413"} 1']
     meter = RequestCounts()
-    meter.count_answer('a"\\\n', 200)
+    meter.requests['a"\\\n', 200] += 1
     assert 'reward="a\\"\\\\\\n",code' in meter.text()
 
 

@@ -277,12 +277,9 @@ def model_names(recipe: Recipe) -> list[str]:
 
 def as_tiny(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe whose measures look at the small files, scored by small models."""
-    return replace(recipe, measure=tuple(small_measure(one, recipe, folder) for one in recipe.measure))
-
-
-def small_measure(measure: Measure, recipe: Recipe, folder: Path) -> Measure:
-    data, reward = small_data(measure.data, recipe), small_reward(measure.reward, recipe)
-    return replace(measure, data=move_paths(data, folder), reward=move_paths(reward, folder))
+    small = [(one, small_data(one.data, recipe), small_reward(one.reward, recipe)) for one in recipe.measure]
+    moved = (replace(one, data=move_paths(data, folder), reward=move_paths(reward, folder)) for one, data, reward in small)
+    return replace(recipe, measure=tuple(moved))
 
 
 def small_table(recipe: Recipe, folder: Path) -> Table:
