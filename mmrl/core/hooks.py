@@ -194,8 +194,7 @@ class PolicyHooks:
     def end_step(self, rebase: bool = False) -> None:
         """A step's updates are over: `previous`, if it is kept, becomes the weights with which this step began.
 
-        Args:
-            rebase: `ref`, if it is kept, becomes the weights of now.
+        With `rebase` `ref`, if it is kept, becomes the weights of now.
         """
 
 

@@ -121,12 +121,9 @@ class Fleet:
         return [member for member in self.members if member.alive]
 
     def push(self) -> None:
-        """Give all servers the weights of the step.
+        """Give all servers the weights of the step; ValueError where one says that it cannot read them.
 
-        Raises:
-            EngineUnavailableError: no server took them.
-            EngineMismatchError: a server answers as if it had other weights.
-            ValueError: a server says that it cannot read them.
+        Raises EngineUnavailableError where none took them, EngineMismatchError where one answers as if it had others.
         """
         for member, trouble in zip(self.members, self._together(self._push_to, self.members, len(self.members)), strict=True):
             member.alive, member.trouble = not trouble, trouble
@@ -180,9 +177,8 @@ class Fleet:
     ) -> list[list[Written]]:
         """The completions of all requests, in their order.
 
-        Raises:
-            EngineUnavailableError: no server answers, or requests are given up again and again.
-            EngineMismatchError: an answer is not what the policy's own network would have been asked for.
+        Raises EngineUnavailableError where no server answers, or requests are given up again and again; EngineMismatchError for
+        an answer that is not what the policy's own network would have been asked for.
         """
         if not asks:
             return []

@@ -139,9 +139,8 @@ class VllmGenerator(Generator):
     ) -> Completions:
         """Completions of all rows; see Generator. Log-probabilities are NaN where top_k, top_p or min_p cut the distribution.
 
-        Raises:
-            EngineUnavailableError: no server answers.
-            EngineMismatchError: an answer does not fit the prompt, the weights or the tokens that are allowed.
+        Raises EngineUnavailableError where no server answers, EngineMismatchError for an answer that does not fit the prompt,
+        the weights or the tokens that are allowed.
         """
         assert self.fleet is not None
         if self.host.weights.active != "policy":

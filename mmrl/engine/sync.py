@@ -78,9 +78,7 @@ class Sync(ABC):
     def push(self, client: EngineClient, update: Update) -> None:
         """Let a server forget what it computed before, and take the weights over if it does not have them.
 
-        Raises:
-            EngineDownError: it does not answer.
-            EngineRefusedError: it cannot read them.
+        Raises EngineDownError where it does not answer, EngineRefusedError where it cannot read them.
         """
 
     @abstractmethod

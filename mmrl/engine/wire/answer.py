@@ -61,11 +61,9 @@ class Expected:
 
 
 def read_answer(answer: Mapping[str, Any], prompt: WirePrompt, count: int, expected: Expected, url: str) -> list[Written]:
-    """The completions of one request, in the order of their seeds.
+    """The completions of one request, in the order of their seeds; AbortedError where the server gave one of them up.
 
-    Raises:
-        AbortedError: the server gave one of them up.
-        EngineMismatchError: the prompt, the weights or a token is not what it must be, or the answer is none of vLLM's.
+    Raises EngineMismatchError where prompt, weights or a token are not what they must be, or the answer is none of vLLM's.
     """
     try:
         if not str(answer.get("request_id")).endswith(expected.request):

@@ -43,9 +43,8 @@ class EngineRefusedError(ValueError):
 class EngineClient:
     """The calls of one server. Threads may share it.
 
-    Raises:
-        EngineDownError: from every call, when no whole answer comes in time, or the server answers with a number from 500 on.
-        EngineRefusedError: from every call, when the server answers with a number from 300 to 499.
+    Every call raises EngineDownError where no whole answer comes in time, or the server answers with a number from 500 on, and
+    EngineRefusedError for a number from 300 to 499.
     """
 
     url: str

@@ -138,11 +138,7 @@ class WeightGroup:
         return self.seat.device if self.kind == "nccl" else torch.device("cpu")
 
     def send(self, weights: Mapping[str, Tensor], look: Callable[[], None]) -> None:
-        """Send all weights, in the order of the mapping.
-
-        Args:
-            look: raises when waiting is no longer of any use.
-        """
+        """Send all weights, in the order of the mapping; `look` raises when waiting is no longer of any use."""
         for bundle in bundles([TensorFacts.of(name, weight) for name, weight in weights.items()], self.place.bundle):
             data = empty_for(bundle, torch.device("cpu"))
             for one, begin in bundle:

@@ -118,11 +118,9 @@ class RewardRunner:
         self.lane_of = {reward.name: self._caller(reward) for reward in rewards}
 
     def score(self, groups: Sequence[Group]) -> list[GroupScores]:
-        """One table per group.
+        """One table per group; RewardUnavailableError where a reward cannot answer now and will not soon.
 
-        Raises:
-            RewardError: wrong number of answers, an infinite one, or more failures than a reward's budget.
-            RewardUnavailableError: a reward cannot answer now and will not soon.
+        Raises RewardError for a wrong number of answers, an infinite one, or more failures than a reward's budget.
         """
         with self.scoring() as scoring:
             scoring.add(groups)
@@ -132,8 +130,7 @@ class RewardRunner:
     def scoring(self, beside: bool = False) -> Iterator["Scoring"]:
         """A step's scoring, to which groups are added as they are finished.
 
-        Args:
-            beside: something else is done between the calls of `add`, so rewards should run meanwhile.
+        `beside`: something else is done between the calls of `add`, so rewards should run meanwhile.
         """
         with ExitStack() as stack:
             for caller in self.callers:
