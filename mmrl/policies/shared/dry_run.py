@@ -208,7 +208,9 @@ class DryRun(ABC):
 
     def activations(self) -> Mapping[str, int]:
         """Phase -> most bytes that its largest piece of work keeps at a time, weights and their gradients apart."""
-        make_gradients(self.network)
+        # gradients exist when the second part of an update begins
+        for weight in self.network.parameters():
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         found: dict[str, int] = {}
         for phase, work in self.largest_work():
             with LiveBytes() as live, torch.set_grad_enabled(phase == "update"):
@@ -243,9 +245,3 @@ class StillWeights(nn.Module):
     def keeper(self) -> Callable[[nn.Module, Iterable[str], Decay, bool, Rest], Weights]:
         """The part of a policy that keeps its weights: it keeps these instead of its network's."""
         return lambda module, shadows, ema_decay, sharded, rest: Weights(self, shadows, ema_decay)
-
-
-def make_gradients(network: nn.Module) -> None:
-    """Give every trainable weight a gradient: they exist when the second part of an update begins."""
-    for weight in network.parameters():
-        weight.grad = torch.zeros_like(weight) if weight.requires_grad else None

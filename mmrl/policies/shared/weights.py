@@ -1,7 +1,7 @@
 """The trainable weights of a policy, the copies kept of them (the reference, a moving average), and which may be read."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from threading import get_ident
@@ -151,13 +151,11 @@ class Weights:
             if model != "policy":
                 if self.sharded:
                     reshard(self.module)
-                stack.enter_context(self._looking_through(model))
+                is_bare = model == "ref" and self._reference_is_bare()
+                stack.enter_context(self._without_adapter() if is_bare else self.shadows[model].swapped_in())
                 stack.callback(setattr, self, "_swapped", self._swapped)
                 self._swapped = model, get_ident()
             yield
-
-    def _looking_through(self, model: str) -> AbstractContextManager[None]:
-        return self._without_adapter() if model == "ref" and self._reference_is_bare() else self.shadows[model].swapped_in()
 
     @contextmanager
     def _without_adapter(self) -> Iterator[None]:
