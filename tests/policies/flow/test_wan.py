@@ -1,7 +1,9 @@
-"""Wan 2.1, 2.2 5B and 2.2 A14B: clips equal to their pipeline's, two experts with an adapter each, and what cannot be drawn."""
+"""Wan 2.1, 2.2 5B and A14B, from words and a first frame: clips equal to their pipelines', adapters, and what cannot be drawn."""
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Prompt, Request
@@ -17,48 +20,73 @@ from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import FlowSigmas, StaticShift
 from mmrl.policies.flow.check.audit import audit_rollouts
-from mmrl.policies.flow.families.wan import Experts, Wan
+from mmrl.policies.flow.families.base import SOURCE
+from mmrl.policies.flow.families.clips import SEEN
+from mmrl.policies.flow.families.wan import Experts, Wan, WanImage
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from tests.support.flow_policies import LORA, PLANS, latents, read_again, requests, stir, with_adapters
 
-FAMILIES = ("wan", "wan_5b", "wan_a14b")
-SIDE, FRAMES, TOKENS, STEPS = 32, 5, 24, 4
+FAMILIES, FROM_FRAME = ("wan", "wan_5b", "wan_a14b"), ("wan_i2v", "wan_i2v_a14b", "wan_5b")
+SIDE, FRAMES, STEPS = 32, 5, 4
 ASKED = [Request(Prompt("cat", "a red cat"), 1, 0, seed=7), Request(Prompt("dogs", "two large dogs run"), 1, 1, seed=8)]
 
 
 def make(folder: str, **settings: Any) -> FlowPolicy:
     """With adapters that do something."""
-    given = {"height": SIDE, "width": SIDE, "frames": FRAMES, "max_prompt_tokens": TOKENS, "lora": LORA, "guidance": 3.0}
-    if "a14b" in folder:
+    given = {"height": SIDE, "width": SIDE, "frames": FRAMES, "max_prompt_tokens": 24, "lora": LORA, "guidance": 3.0}
+    if "wan_a14b" in folder:
         given["guidance_low"] = 2.0
+    if "wan_i2v" in folder and "a14b" not in folder:
+        given["max_prompt_tokens"] = 512
     policy = with_adapters(folder, **(given | settings))
     policy.pipeline.set_progress_bar_config(disable=True)
     return policy
 
 
-def ask_pipeline(pipeline: Any, policy: FlowPolicy, output: str, **more: Any) -> list[Any]:
+def noise(seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
+
+
+def from_frames(count: int = 1) -> list[Request]:
+    """The same prompts, each with the first frame of its clips."""
+    return [replace(one, prompt=replace(one.prompt, media=(noise(i),)), count=count) for i, one in enumerate(ASKED)]
+
+
+def ask_pipeline(pipeline: Any, policy: FlowPolicy, output: str, asked: Sequence[Request] = ASKED) -> list[Any]:
     """The frames, or latents, that the pipeline's own call gives for the same noise, prompt by prompt."""
+    told: dict[str, Any] = {"guidance_scale": 3.0}
+    if asked[0].prompt.media and type(pipeline).__name__ == "WanPipeline":
+        kind: Any = diffusers.WanImageToVideoPipeline  # type: ignore[reportPrivateImportUsage]
+        pipeline = kind(**pipeline.components, image_processor=None, image_encoder=None, expand_timesteps=True)
+    elif not asked[0].prompt.media and policy.family.boundary is not None:
+        told["guidance_scale_2"] = 2.0
     pipeline.set_progress_bar_config(disable=True)
-    late = {} if policy.family.boundary is None else {"guidance_scale_2": 2.0}
-    common = {"num_inference_steps": STEPS, "height": SIDE, "width": SIDE, "num_frames": policy.config.frames}
-    told = common | {"guidance_scale": 3.0, "max_sequence_length": TOKENS, "output_type": output} | late | more
-    return [pipeline(one.prompt.text, generator=generator_of(one.seed, 0, 0), **told).frames[0] for one in ASKED]
+    told |= {"num_inference_steps": STEPS, "height": SIDE, "width": SIDE, "num_frames": policy.config.frames}
+    told |= {"max_sequence_length": policy.config.max_prompt_tokens, "output_type": output}
+    return [
+        pipeline(*one.prompt.media, one.prompt.text, generator=generator_of(one.seed, 0, 0), **told).frames[0] for one in asked
+    ]
 
 
-def gap(policy: FlowPolicy, **more: Any) -> float:
+def gap(policy: FlowPolicy, asked: Sequence[Request] = ASKED) -> float:
     """How far the policy's finished latents are from the pipeline's."""
-    theirs = torch.stack(ask_pipeline(policy.pipeline, policy, "latent", **more))
-    return float((latents(policy, ASKED, evaluation_plan(STEPS)) - theirs).abs().max())
+    theirs = torch.stack(ask_pipeline(policy.pipeline, policy, "latent", asked))
+    return float((latents(policy, asked, evaluation_plan(STEPS)) - theirs).abs().max())
 
 
-@pytest.mark.parametrize("frames", [FRAMES, 1])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_it_draws_what_the_pipeline_draws(tiny, family, frames):
+@pytest.mark.parametrize(
+    ("family", "frames", "asked"),
+    [
+        *((family, frames, ASKED) for family in FAMILIES for frames in (FRAMES, 1)),
+        *((family, FRAMES, from_frames()) for family in FROM_FRAME),
+    ],
+)
+def test_it_draws_what_the_pipeline_draws(tiny, family, frames, asked):
     policy = make(tiny(family), frames=frames)
-    assert gap(policy) < 1e-5
-    samples = [sample for _, sample in policy.rollout(ASKED, evaluation_plan(STEPS)).samples()]
-    for sample, theirs in zip(samples, ask_pipeline(policy.pipeline, policy, "pil"), strict=True):
+    assert gap(policy, asked) < 1e-5
+    samples = [sample for _, sample in policy.rollout(asked, evaluation_plan(STEPS)).samples()]
+    for sample, theirs in zip(samples, ask_pipeline(policy.pipeline, policy, "pil", asked), strict=True):
         ours = sample.video if frames > 1 else np.asarray(sample.image)[None]
         assert ours.dtype == np.uint8 and ours.shape == (frames, SIDE, SIDE, 3)
         assert np.abs(ours.astype(int) - np.stack([np.asarray(frame) for frame in theirs]).astype(int)).max() <= 1
@@ -199,6 +227,9 @@ def test_the_hub_scheduler_is_followed_by_its_sigmas(tiny, tmp_path):
         ("wan_5b", {"width": 40}, r"policy\.width is 40, but this model draws multiples of 32 pixels"),
         ("wan", {"guidance_low": 2.0}, r"policy\.guidance_low is 2, but .* has one network for all times"),
         ("wan_a14b", {"guidance": 1.0}, r"policy\.guidance is 1, which draws in one pass"),
+        ("wan_i2v", {"max_prompt_tokens": 24}, r"policy\.max_prompt_tokens is 24, but .* counts on 512: leave it out"),
+        ("wan_i2v", {"frames": 1}, r"policy\.frames is 1, but this model draws what follows a first frame: set it to 5 or more"),
+        ("wan_5b", {"source_pixels": 256}, r"policy\.source_pixels is set, but a first frame has the size of its clip"),
         ("sd3", {"height": 16, "width": 16, "max_prompt_tokens": 3}, r"policy\.frames is 5, but this model draws pictures"),
     ],
 )
@@ -236,3 +267,96 @@ def test_it_reads_under_the_reference(tiny):
     values = policy.read(rollouts.trace, [LOGPROBS, reference], rollouts.action_mask)
     assert float((values[LOGPROBS] - values[reference]).abs().max()) > 1e-3
     assert Path(policy.config.model).is_dir()
+
+
+@pytest.mark.parametrize("plan", ["flow_grpo", "mix", "tree"])
+@pytest.mark.parametrize("family", FROM_FRAME)
+def test_from_a_frame_log_probabilities_are_read_again_and_every_adapter_gets_a_gradient(tiny: Any, family: str, plan: str):
+    policy = make(tiny(family))
+    # six steps of sigma 1 to 0.009 reach both experts
+    rollouts = policy.rollout(from_frames(4), Full(num_steps=6).at(0) if plan == "flow_grpo" else PLANS[plan])
+    policy.audit(rollouts)
+    difference, still = read_again(policy, rollouts)
+    assert difference < 1e-6 and (still == [] or plan != "flow_grpo")
+
+
+def test_the_frozen_frame_of_5b_has_no_part_in_ratios_and_ends_as_the_picture(tiny: Any):
+    """Whatever the weights are, a transition of the first latent is as probable: only later frames tell policies apart."""
+    policy = make(tiny("wan_5b"))
+    requests = from_frames(2)
+    drawn = latents(policy, requests, evaluation_plan(STEPS))
+    first = policy.encoder([one.prompt for one in requests], torch.device("cpu"))
+    for row, condition in zip(drawn, [first[0], first[0], first[1], first[1]], strict=True):
+        torch.testing.assert_close(row[:, :1], condition[SOURCE], atol=1e-5, rtol=0)
+    x, t = torch.randn(2, *policy.family.latent_shape), torch.tensor([900.0, 300.0])
+    before = policy.net(x, t, first, torch.arange(2), policy.encoder.empty(torch.device("cpu")))
+    for frames, trains in ((before[:, :, :1], False), (before[:, :, 1:], True)):
+        found = torch.autograd.grad(frames.sum(), list(policy.weights.named.values()), retain_graph=True, allow_unused=True)
+        assert any(one is not None and bool(one.abs().sum()) for one in found) is trains
+    stir(policy, 1.0)
+    after = policy.net(x, t, first, torch.arange(2), policy.encoder.empty(torch.device("cpu")))
+    assert torch.equal(before[:, :, 0], after[:, :, 0]) and float((before - after).detach()[:, :, 1:].abs().max()) > 1e-3
+
+
+def test_5b_draws_prompts_with_and_without_a_picture_as_alone(tiny: Any):
+    policy = make(tiny("wan_5b"))
+    both = [from_frames()[0], Request(Prompt("plain", "a red cat"), 1, 1, seed=9)]
+    together = latents(policy, both, evaluation_plan(2))
+    alone = torch.cat([latents(policy, [one], evaluation_plan(2)) for one in both])
+    torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FROM_FRAME)
+def test_a_saved_adapter_draws_the_same_from_a_frame_in_diffusers(tiny: Any, family: str, tmp_path: Path):
+    policy = make(tiny(family))
+    stir(policy, 0.5)
+    policy.save(tmp_path)
+    pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(tiny(family))  # type: ignore[reportPrivateImportUsage]
+    ours = latents(policy, from_frames(), evaluation_plan(STEPS))
+    assert float((torch.stack(ask_pipeline(pipeline, policy, "latent", from_frames())) - ours).abs().max()) > 0.05
+    pipeline.load_lora_weights(tmp_path)
+    if family == "wan_i2v_a14b":
+        pipeline.load_lora_weights(tmp_path / "transformer_2", load_into_transformer_2=True)
+    torch.testing.assert_close(torch.stack(ask_pipeline(pipeline, policy, "latent", from_frames())), ours, atol=5e-5, rtol=1e-4)
+
+
+def spoiled(name: str, places: slice) -> Any:
+    """`encode_with` that leaves a part of what it found out."""
+    whole = WanImage.encode_with
+
+    def encode_with(*given: Any) -> Any:
+        found = dict(whole(*given))
+        found[name] = found[name].clone()
+        found[name][places] = 0
+        return found
+
+    return encode_with
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "wrong"),
+    [
+        ("wan_i2v", "encode_with", spoiled(SOURCE, slice(1, 4))),
+        ("wan_i2v", "encode_with", spoiled(SEEN, slice(0, 1))),
+        ("wan_i2v_a14b", "normalize", lambda self, latents: latents),
+        ("wan_5b", "times", lambda self, timesteps: timesteps[:, None].repeat(1, self.image_tokens)),
+    ],
+    ids=["mask", "clip", "normalize", "time"],
+)
+def test_a_fact_of_first_frames_that_is_wrong_is_noticed(
+    tiny: Any, family: str, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+):
+    policy = make(tiny(family))
+    right = latents(policy, from_frames(), evaluation_plan(STEPS))
+    monkeypatch.setattr(type(policy.family), name, wrong)
+    policy.encoder.known.clear()
+    assert float((latents(policy, from_frames(), evaluation_plan(STEPS)) - right).abs().max()) > 1e-3
+
+
+def test_prompts_that_it_cannot_go_on_from_are_refused(tiny: Any):
+    policy = make(tiny("wan_i2v_a14b"))
+    with pytest.raises(ValueError, match=r"prompt 'p' holds 0 pictures, but this model takes prompts with 1: name them in"):
+        policy.rollout([Request(Prompt("p", "x"), 1, 0)], evaluation_plan(2))
+    turned = make(tiny("wan_5b"), guidance_rule="norm")
+    with pytest.raises(ValueError, match=r"policy\.guidance_rule is 'norm', which would change the first frame"):
+        turned.rollout(from_frames(), evaluation_plan(2))
