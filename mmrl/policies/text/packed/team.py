@@ -6,18 +6,19 @@ the hidden states back; the others bring a row that stands for nothing, so that 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
-from jaxtyping import Float, Int, Real
+from jaxtyping import Bool, Float, Real
 from torch import Tensor, distributed, nn
 from torch.nn.functional import pad
 
 from mmrl.core.ranks import Ranks
+from mmrl.policies.shared.holding import holding
 from mmrl.policies.text.packed.attention import CURRENT, Packed, PackedGroup
 from mmrl.policies.text.settings import refuse_rest
 
@@ -66,14 +67,9 @@ class Team:
         own = cast("distributed.ProcessGroup", groups[ranks.rank // size])
         return cls(size, ranks.rank % size, ranks.rank - ranks.rank % size, own)
 
-    @contextmanager
-    def led_by(self, leader: int) -> Iterator[None]:
+    def led_by(self, leader: int) -> AbstractContextManager[None]:
         """A block in which one row is read together: that of the process with this number."""
-        self.leader = leader
-        try:
-            yield
-        finally:
-            self.leader = None
+        return holding([self], "leader", leader)
 
     def attach(self, language: nn.Module) -> None:
         """Have a language model read pieces of packed rows."""
@@ -172,7 +168,7 @@ class Team:
             distributed.all_to_all_single(got, parts, group=self.group)
         return torch.cat(list(got), join)
 
-    def share_heads(self, *states: Float[Tensor, "1 h n d"], count: int) -> list[Float[Tensor, "1 g s d"]]:
+    def share_heads(self, *states: Float[Tensor, "1 _ n d"], count: int) -> list[Float[Tensor, "1 g s d"]]:
         """Queries, keys and values of some heads and all tokens, from those of all heads and some tokens."""
         most = states[0].shape[1]
         return [self.swap(repeated(x, self.size, most))[:, :, :count] for x in states]
@@ -190,7 +186,7 @@ def repeated(x: Float[Tensor, "1 h n d"], size: int, most: int) -> Float[Tensor,
     return x if again == 1 else x.repeat_interleave(again, 1)
 
 
-def in_place(seen: Int[Tensor, "1 s"], features: Float[Tensor, "m d"], like: Float[Tensor, "1 s d"]) -> Float[Tensor, "1 s d"]:
+def in_place(seen: Bool[Tensor, "1 s"], features: Float[Tensor, "m d"], like: Float[Tensor, "1 s d"]) -> Float[Tensor, "1 s d"]:
     """Features where they are seen, and 0 elsewhere."""
     return torch.zeros_like(like).masked_scatter(seen[..., None].to(like.device), features.to(like))
 
