@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from inspect import isclass
 from types import UnionType
-from typing import Annotated, TypeGuard, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeGuard, Union, cast, get_args, get_origin, get_type_hints
 
 LARGEST_INT = 2**63 - 1
 """The limit of integers in tensors and in TOML."""
@@ -140,11 +140,11 @@ def is_finite(value: float | int) -> bool:
     return abs(value) <= LARGEST_INT if isinstance(value, int) else math.isfinite(value)
 
 
-def by_name(answer: object) -> tuple[float | None, Mapping[str, float]]:
-    """Value and parts of an answer; of numbers by name (TypeError for none) the value is "score", or else their sum."""
+def by_name(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Value and parts of an answer, unchecked: of numbers by name (TypeError for none) "score" is the value, else their sum."""
     if not isinstance(answer, Mapping):
-        return cast(float, answer), {}
-    parts = {str(name): number for name, number in cast(Mapping[object, float], answer).items()}
+        return answer, {}
+    parts = {str(name): number for name, number in cast(Mapping[object, Any], answer).items()}
     if not parts:
         raise TypeError("no numbers")
     return parts.pop("score") if "score" in parts else math.fsum(parts.values()), parts

@@ -377,10 +377,9 @@ def all_failed(group: Group, error: str, cause: BaseException | None = None) -> 
 def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, Status, Mapping[str, float]]:
     parts: Mapping[str, float] = {}
     try:
-        if isinstance(answer, Mapping):
-            answer = Scored(*by_name(answer))
-        if isinstance(answer, Scored):
-            answer, parts = answer.value, _parts(reward, group, answer.parts)
+        if isinstance(answer, Mapping | Scored):
+            answer, own = (answer.value, answer.parts) if isinstance(answer, Scored) else by_name(answer)
+            parts = _parts(reward, group, own)
         if answer is None:
             return math.nan, Status.NA, parts
         value = number(answer)

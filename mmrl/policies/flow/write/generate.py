@@ -227,7 +227,7 @@ def node_ids(layout: Layout, keys: Sequence[tuple[int, int]]) -> Int[Tensor, "n 
     return names[layout.node_ids]
 
 
-def refuse_nan(bad: Sequence[Bool[Tensor, " m"]], owners: Sequence[Int[Tensor, " m"]], requests: Sequence[Request]) -> None:
+def refuse_nan(bad: Sequence[Bool[Tensor, " _"]], owners: Sequence[Int[Tensor, " _"]], requests: Sequence[Request]) -> None:
     """Raise ValueError for velocities of any step that were not finite; the device is asked once, for all of them."""
     found = torch.cat(list(bad)).cpu().split([len(one) for one in bad])
     for step, (here, own) in enumerate(zip(found, owners, strict=True)):
