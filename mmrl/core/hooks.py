@@ -7,7 +7,7 @@ nothing, such as a user's own part, `with_hooks` uses those that it defines.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from mmrl.core.protocols import Diagnostics, Rounding, View
 from mmrl.core.types import ClipRange, Credit, Prompt, Reading, Rollouts, Scores
@@ -31,7 +31,7 @@ class PartHooks:
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Look at a run's first prompts before a model loads; ValueError names one that it cannot work with, and a remedy."""
 
-    def with_length(self, length: int) -> "PartHooks":
+    def with_length(self, length: int) -> Self:
         """The same part with the run's completion length; asked where `length` is None."""
         # a part with a length is a dataclass
         return replace(self, length=length)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]

@@ -239,7 +239,7 @@ def test_later_rounds_show_pictures_and_remember_their_own_step_only():
     assert again.prompt is prompts[0], "groups come to a planner without pictures"
     planner.first(prompts, 2, first_id=2, seed=0)
     planner.revise([replace(group, id=group.id + 2) for group in light], told[0], told[1] + 2, wanted=2, round_index=0)
-    assert planner.asked.requests.keys() == {2, 3}
+    assert planner.requests.keys() == {2, 3}
 
 
 def test_hard_prompts_get_more_samples():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.views import SEEN
 from mmrl.algorithms.weights.aggregate import PlainWeight
-from mmrl.core.hooks import PartHooks
+from mmrl.core.hooks import PartHooks, WeightHooks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, TAUGHT
 from mmrl.core.types import Batch, Counts, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare
@@ -17,7 +17,7 @@ from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class HighEntropy(PlainWeight):
+class HighEntropy(WeightHooks):
     """1 for the `quantile` of actions with the highest entropy, 0 for the others ("80/20", arXiv:2506.01939).
 
     The threshold is taken over the actions of the minibatch, at the weights that sampled (TRL: at the current ones, again in
@@ -29,7 +29,10 @@ class HighEntropy(PlainWeight):
 
     reads = (OLD_ENTROPY,)
     pools = (OLD_ENTROPY,)
-    scope = "batch"
+
+    @property
+    def scope(self) -> Scope:
+        return "batch"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         entropy, mask = batch.frozen[OLD_ENTROPY], batch.rollouts.action_mask

@@ -72,7 +72,9 @@ def figures(recipe: Recipe) -> Iterator[str]:
 
 def figures_of(recipe: Recipe) -> list[tuple[str, Published, Published]]:
     """Every figure's name, and the paper's numbers before training and after it: `("GenEval, overall", 0.63, 0.95)`."""
-    rows = [(f"{one.name}, {figure.name}", figure.base, figure.paper) for one in recipe.measure for figure in one.figure]
+    rows: list[tuple[str, Published, Published]] = [
+        (f"{one.name}, {figure.name}", figure.base, figure.paper) for one in recipe.measure for figure in one.figure
+    ]
     return rows if (total := recipe.total) is None else [*rows, (total.name, total.base, total.paper)]
 
 
