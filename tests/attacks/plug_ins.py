@@ -49,7 +49,8 @@ def refused_answer(answer: str, words: tuple[str, ...], folder: Path) -> str:
 
 def foreign(text: str, use: str, words: tuple[str, ...], folder: Path) -> str:
     (folder / "mine.py").write_text(text)
-    return expect_sentence(run_mmrl(["train", "tiny/t2i", f"reward=[{{use='{use}'}}]", "output=run"], folder), *words)
+    words_of_run = ["train", "tiny/t2i", "policy.model=tiny:sd3", f"reward=[{{use='{use}'}}]", "output=run"]
+    return expect_sentence(run_mmrl(words_of_run, folder), *words)
 
 
 def in_a_process(body: str, words: tuple[str, ...], folder: Path) -> str:
