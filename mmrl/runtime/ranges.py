@@ -140,7 +140,7 @@ def is_finite(value: float | int) -> bool:
     return abs(value) <= LARGEST_INT if isinstance(value, int) else math.isfinite(value)
 
 
-def by_name(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+def by_name(answer: object) -> tuple[Any, Mapping[str, Any]]:
     """Value and parts of an answer, unchecked: of numbers by name (TypeError for none) "score" is the value, else their sum."""
     if not isinstance(answer, Mapping):
         return answer, {}

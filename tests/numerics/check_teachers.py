@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.experts import Demonstrated, ExceptTaught, Told, TowardsTeacher
+from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.distill import FollowTeacher
 from mmrl.algorithms.objectives.surrogates import Reinforce
@@ -14,7 +15,7 @@ from mmrl.algorithms.views import Privileged
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.algorithms.weights.importance import SureTeacher
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
-from mmrl.core.types import Reading, Rollouts, Sample, Target
+from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores, Target
 from mmrl.policies.text.net import NEVER
 from mmrl.policies.text.read.distance import Other, TeachersPart, divergence, overlap
 from mmrl.policies.text.read.evaluate import token_values
@@ -175,13 +176,20 @@ def demonstration(vector: Vector) -> None:
     assert taught.tolist() == [told >= 0 for told in vector.outputs["told_by"]]
 
 
+class Ones(GroupNorm):
+    """Of rewards that all count the same."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        return Demonstrated()(scores, rollouts)
+
+
 @check("srpo_routing")
 def routing(vector: Vector) -> None:
     term = FollowTeacher(model="ema", rows="wrong", view=TELLING, success_at=vector.params["success_at"])
     totals, rows = scores(tensor(vector.inputs["rewards"])[:, None]), told_rows(vector.inputs["groups"])
     taught, _ = term.route(rows, totals)
     recorded = {TAUGHT: taught[:, None].double()}
-    credit = ExceptTaught(Demonstrated())(totals, replace(rows, recorded=recorded))  # type: ignore[arg-type]
+    credit = ExceptTaught(Ones())(totals, replace(rows, recorded=recorded))
     assert taught.int().tolist() == vector.outputs["distilled"]
     assert credit.values[:, 0].int().tolist() == vector.outputs["rewarded"] and bool(credit.keep.all())
 
@@ -195,7 +203,7 @@ def srpo_loss(vector: Vector) -> None:
     term = FollowTeacher(model="ema", rows="wrong", weighed=True, view=TELLING)
     weight = SureTeacher(beta=vector.params["beta"])
     parts = ((1.0, Reinforce()), (1.0, term))
-    algorithm = Algorithm(parts, ExceptTaught(Demonstrated()), TokenMean(), (weight,))  # type: ignore[arg-type]
+    algorithm = Algorithm(parts, ExceptTaught(Ones()), TokenMean(), (weight,))
     groups = [i // vector.params["group"] for i in range(len(losses))]
     taught = term.route(told_rows(groups), scores(right))[0]
     assert taught.tolist() == vector.outputs["distilled"]

@@ -38,10 +38,10 @@ def checked(thing: Any) -> Any:
     from beartype.roar import BeartypeException
     from jaxtyping import jaxtyped
 
-    # jaxtyping's errors are TypeErrors as well
-    check = beartype(conf=BeartypeConf(violation_type=TypeError))
+    # jaxtyping's errors are TypeErrors as well; an int may stand for a float, as in every annotation (PEP 484)
+    check = beartype(conf=BeartypeConf(violation_type=TypeError, is_pep484_tower=True))
     if any(names_array(hint) for hint in inspect.get_annotations(thing).values()):
-        return jaxtyped(typechecker=beartype)(thing)
+        return jaxtyped(typechecker=beartype(conf=BeartypeConf(is_pep484_tower=True)))(thing)
     try:
         if not isinstance(thing, type):
             return check(thing)

@@ -69,7 +69,7 @@ class NegativeAware(Surrogate):
         r = r.reshape(*r.shape, *[1] * (live.ndim - r.ndim))
         return self.clip / self.beta * (r * better + (1 - r) * worse)
 
-    def goodness(self, advantages: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+    def goodness(self, advantages: Float[Tensor, "*n t"]) -> Float[Tensor, "*n t"]:
         """r: 1/2 for A = 0."""
         a = advantages.clamp(-self.clip, self.clip)
         if self.mode == "positive_only":

@@ -213,12 +213,13 @@ def print_loading() -> None:
     loading.handlers = [logging.StreamHandler() if os.environ.get("RANK", "0") == "0" else logging.NullHandler()]
 
 
-def print_version(wanted: bool) -> None:
+def print_version(wanted: bool) -> bool:
     if wanted:
         from mmrl import __version__
 
         typer.echo(f"mmrl {__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

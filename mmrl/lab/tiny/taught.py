@@ -131,7 +131,7 @@ is left to reinforcement learning."""
 
 
 @dataclass(frozen=True)
-class Painter:
+class Artist:
     """A generator that draws well enough to be improved, taught once and then kept."""
 
     kind: PipelineKind[Any]
@@ -144,19 +144,19 @@ class Painter:
         return self.kind.warm_start(replace(self.start, seed=seed, **(self.few if short else {})), progress=progress)
 
 
-SHAPES = Painter(generator.KIND, generator.WarmStart(Sketches(), steps=900, max_tokens=8), FEW)
+SHAPES = Artist(generator.KIND, generator.WarmStart(Sketches(), steps=900, max_tokens=8), FEW)
 """A Stable Diffusion 3 that draws coloured shapes, from pictures of which half are stained and half have a wrong caption."""
 CLEAN = replace(SHAPES, start=replace(SHAPES.start, data=Sketches(confused=0.0, stained=0.0), name="clean-shapes"))
 """The same, taught well by clean pictures with right captions: who draws for a writer."""
-NUMBERS = Painter(generator.KIND, generator.WarmStart(Prints(), name="numbers", patch=2, max_tokens=6), FEW)
+NUMBERS = Artist(generator.KIND, generator.WarmStart(Prints(), name="numbers", patch=2, max_tokens=6), FEW)
 """A Stable Diffusion 3 that prints numbers, from pictures of which half are smeared and half have a wrong caption."""
-EDITS = Painter(editor.KIND, editor.EditorStart(), FEW)
+EDITS = Artist(editor.KIND, editor.EditorStart(), FEW)
 """A FLUX.1-Kontext that edits coloured shapes, from targets of which half are stained and half follow another instruction."""
-GLIDES = Painter(clip_generator.KIND, clip_generator.ClipStart(Glides()), FEW_CLIPS)
+GLIDES = Artist(clip_generator.KIND, clip_generator.ClipStart(Glides()), FEW_CLIPS)
 """A Wan that draws clips of moving shapes, from clips of which half flicker and half have a wrong caption."""
-SOUNDS = Painter(sound_generator.KIND, sound_generator.SoundStart(), {**FEW, "width": 32})
+SOUNDS = Artist(sound_generator.KIND, sound_generator.SoundStart(), {**FEW, "width": 32})
 """A Stable Audio 3 that draws tones, from sounds of which half ring on and 1 in 5 have a wrong caption."""
-TAUGHT: Mapping[str, Mapping[str, Painter | Pupil]] = {
+TAUGHT: Mapping[str, Mapping[str, Artist | Pupil]] = {
     "text": {"grounding": BOXES, "clips": SPANS, "beeps": TONES, "look_twice": LOOKS, "wishes": WORDS},
     "flow": {"shapes": SHAPES, "clean_shapes": CLEAN, "numbers": NUMBERS, "edits": EDITS, "glides": GLIDES, "tones": SOUNDS},
 }

@@ -20,7 +20,7 @@ _WEIGHT_STD, _POSITION_STD = 0.04, 0.5
 
 @dataclass(frozen=True)
 class Student:
-    """What a model is to read and see: `Student(("Where is the 7?",), 64, (0.16, 0.25))`."""
+    """The words and pictures that a model is to know: `Student(("Where is the 7?",), 64, (0.16, 0.25))`."""
 
     texts: tuple[str, ...]
     """Their words become single tokens."""
