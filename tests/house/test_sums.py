@@ -15,12 +15,12 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 95_565,
-    "lines of all shipped Python": 104_323,
-    "lines of tests/": 97_184,
-    "files of mmrl/ under 60 lines, outside shelves": 59,
+    "lines of mmrl/": 93_983,
+    "lines of all shipped Python": 102_718,
+    "lines of tests/": 96_332,
+    "files of mmrl/ under 60 lines, outside shelves": 36,
     "names that several classes of mmrl/ bear": 11,
-    "words of README.md and docs/": 80_187,
+    "words of README.md and docs/": 75_000,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")
