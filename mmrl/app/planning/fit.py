@@ -114,8 +114,8 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
 
     Raises the errors of `draw_up`, and ValueError if nothing fits: with the changes that help most.
     """
-    prompts = sorted(prompts_of(resolved), key=area_of, reverse=True)
     refuse_unknown_space(with_settings(resolved.config))
+    prompts = sorted(prompts_of(resolved), key=area_of, reverse=True)
     facts = ModelFacts.of(with_settings(resolved.config).policy, prompts)
     usual = usual_choices(resolved, facts)
     chosen = with_choices(resolved, usual)

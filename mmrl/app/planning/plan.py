@@ -229,13 +229,11 @@ def draw_up(resolved: Resolved, processes: int | None = None, on_card: bool | No
         together = resolved.config.policy.context if isinstance(resolved.config.policy, TextPolicyConfig) else 1
         processes = max(resolved.config.cluster.trainers, together)
     check_geometry(resolved, processes)
-    # what files hold is refused before a tiny model is taught
-    prompts = prompts_of(resolved)
     refuse_unknown_space(with_settings(resolved.config))
     on_card = torch.cuda.is_available() if on_card is None else on_card
     rewards = reward_memory(resolved, on_card)
     beside = replace(rewards, host={**rewards.host, **sandbox_memory(resolved, processes)})
-    return Estimates(processes, prompts, beside, card).of(resolved)
+    return Estimates(processes, prompts_of(resolved), beside, card).of(resolved)
 
 
 def check_geometry(resolved: Resolved, processes: int) -> None:
