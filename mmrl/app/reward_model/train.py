@@ -41,7 +41,9 @@ def train_reward_model(given: TrainArguments) -> RunDir:
     if os.environ.get("RANK", "0") != "0":
         return run
     if pairs is not None:
-        found = agreement(load_reward_model(run.path, trust_remote_code=True), *pairs)
+        # what code of its own the model has ran while it trained
+        is_trusted = True
+        found = agreement(load_reward_model(run.path, trust_remote_code=is_trusted), *pairs)
         write_agreement(found, run)
         print_agreement(found)
     Terminal().print(f'in a config: [[reward]] use = "{run.path}"', markup=False, highlight=False, soft_wrap=True)
