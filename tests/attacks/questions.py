@@ -21,7 +21,7 @@ HOSTILE = (
 
 
 def data(table: str, words: tuple[str, ...], folder: Path) -> str:
-    return expect_sentence(run_mmrl(["plan", "tiny/video", f"data={{{table}}}"], folder), *words)
+    return expect_sentence(run_mmrl(["plan", "tiny/video", "policy.model=tiny:qwen3_vl", f"data={{{table}}}"], folder), *words)
 
 
 def refusal(name: str, table: str, *words: str) -> Attack:
