@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmrl.app.run.folder import RunDir, read_lines
-from mmrl.runtime.repeating import WORKSPACE, deterministic
+from mmrl.runtime.repeating import WORKSPACE, bit_for_bit, deterministic
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.forked import run
 
@@ -115,15 +115,15 @@ def test_inside_nothing_is_left_to_chance(monkeypatch: pytest.MonkeyPatch):
     torch.set_num_threads(2)
     try:
         with deterministic():
-            assert torch.are_deterministic_algorithms_enabled()
-            assert torch.get_num_threads() == 1
+            assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 1
             assert os.environ[WORKSPACE] == ":4096:8"
             assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
             assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
             with pytest.raises(RuntimeError, match="deterministic"):
                 torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
-        assert not torch.are_deterministic_algorithms_enabled()
-        assert torch.get_num_threads() == 2
+        with bit_for_bit():
+            assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 1
+        assert not torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
 
