@@ -136,13 +136,18 @@ class Fleet:
         A thread of the main process does so where there are others: they wait for a server that only this process can give
         weights, and it may itself wait for them and ask nothing.
         """
+        refused = set[tuple[str, str]]()
         while not self.is_over.wait(LOOK_S):
+            update = self.update
+            if update is None or self.pushed is not update or self.is_left:
+                continue
             for member in self.members:
-                is_due = not self.is_left and self.pushed is self.update and member.client.is_healthy()
-                if is_due and not self._has_weights(member):
+                tried = update.name, member.client.url
+                if tried not in refused and member.client.is_healthy() and not self._has_weights(member):
                     try:
                         self._revive(member)
                     except EngineUnavailableError as error:
+                        refused.add(tried)
                         log.warning("%s", error)
 
     def _push_to(self, member: Member) -> str:

@@ -1,6 +1,7 @@
 """A server that two processes share: the first one gives it weights and empties its caches, the other waits until it has."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,14 +68,20 @@ def test_only_the_first_process_takes_a_server_back(policy: TextPolicy, update: 
         assert len(engine.told()["wrote"]) == 3, "a first question, and a row of each"
 
 
-def test_a_server_that_lost_its_weights_gets_them_though_the_first_process_asks_nothing(policy: TextPolicy, update: Update):
+def test_a_server_that_lost_its_weights_gets_them_though_the_first_process_asks_nothing(
+    policy: TextPolicy, update: Update, monkeypatch: pytest.MonkeyPatch
+):
     """The first process may have its rows already, and wait for the others."""
+    monkeypatch.setattr("mmrl.engine.fleet.LOOK_S", 0.01)
     port = free_ports(1)
     with engines(policy.config.model, port=port) as (engine,):
         first, second = (fleet_of(engine, policy, update, rank) for rank in (0, 1))
+        first.update = None
+        looking = threading.Thread(target=first.look_after_all)
+        looking.start()
+        time.sleep(0.3)
+        first.update = update
         first.push()
-    looking = threading.Thread(target=first.look_after_all)
-    looking.start()
     with engines(policy.config.model, port=port) as (engine,):
         second.write(*one_row(policy))
         first.is_over.set()
