@@ -209,19 +209,8 @@ def pickled_refs(folder: Path) -> str:
 def train(words: tuple[str, ...], make: Make, folder: Path) -> str:
     """The same file in a run: refused before the model is loaded."""
     data = f'data={{use = "grounding_jsonl", path = "{make(folder)}"}}'
-    ended = run_mmrl(
-        [
-            "train",
-            "tiny/image",
-            data,
-            "policy.model=./no-model",
-            "policy.box_space=pixel",
-            "evaluation={}",
-            "evaluate_every=0",
-            "output=run",
-        ],
-        folder,
-    )
+    model = ["policy.model=./no-model", "policy.box_space=pixel"]
+    ended = run_mmrl(["train", "tiny/image", data, *model, "evaluation={}", "evaluate_every=0", "output=run"], folder)
     return expect_sentence(ended, *words)
 
 
