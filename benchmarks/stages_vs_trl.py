@@ -88,7 +88,7 @@ def mmrl_side(
     policy = TextPolicy(TextPolicyConfig(model), shadows=("ref",) if kind == "dpo" else ())
     if not banned:
         policy.net.banned.zero_()
-    algorithm = replace(own, objective=((1.0, replace(own.objective[0][1], **term)),))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    algorithm = replace(own, objective=((1.0, replace(own.objective[0][1], **term)),))  # pyright: ignore[reportArgumentType, reportCallIssue] - a term is a dataclass
     settings = OptimizerSettings(kind="sgd", lr=lr, clip_norm=0.0)
     train = TrainSettings(steps=steps, prompts_per_step=ROWS, micro_batch=3, optimizer=settings)
     trainer, found = Trainer(policy, algorithm, Shuffled(prompts(), seed=0), RewardRunner([], unscored=True), train), Found()

@@ -74,7 +74,7 @@ def score_of(name: str, reward: TakesPixels, pixels: Float[Tensor, "n 3 y x"], p
             f"reward {name!r} gave scores without a gradient: leave out detach, numpy, PIL and inference_mode in its of_pixels"
         )
     if own.requires_grad:
-        own.register_hook(partial(refuse_broken, name))  # pyright: ignore[reportUnknownMemberType]
+        own.register_hook(partial(refuse_broken, name))  # pyright: ignore[reportUnknownMemberType] - torch types it in part
     return found
 
 

@@ -33,8 +33,7 @@ class PartHooks:
 
     def with_length(self, length: int) -> Self:
         """The same part with the run's completion length; asked where `length` is None."""
-        # a part with a length is a dataclass
-        return replace(self, length=length)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
+        return replace(self, length=length)  # pyright: ignore[reportArgumentType, reportUnknownVariableType] - it is a dataclass
 
     def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in the measures of a step, means over its updates and all ranks; steps count from 1. Terms and advantages only."""

@@ -111,7 +111,7 @@ def protocol() -> type[asyncio.Protocol]:
 
         patience: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn's own
             super().connection_made(transport)
             self.watch()
 
@@ -195,7 +195,7 @@ def uvicorn_config(application: Application, log_level: str) -> Any:
     import uvicorn
 
     return uvicorn.Config(
-        application,  # pyright: ignore[reportArgumentType]
+        application,  # pyright: ignore[reportArgumentType] - any ASGI application
         http=protocol(),
         ws="none",
         lifespan="off",

@@ -15,8 +15,8 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 93_988,
-    "lines of all shipped Python": 102_723,
+    "lines of mmrl/": 93_987,
+    "lines of all shipped Python": 102_722,
     "lines of tests/": 96_328,
     "files of mmrl/ under 60 lines, outside shelves": 36,
     "names that several classes of mmrl/ bear": 11,

@@ -269,7 +269,7 @@ def prepare(processor: object, pixels: Float[Tensor, "n 3 y x"]) -> Float[Tensor
     mode = "bilinear" if getattr(processor, "resample", 3) == 2 else "bicubic"
     shown = pixels if wanted == (height, width) else interpolate(pixels, wanted, mode=mode, antialias=True).clamp(0, 1)
     if getattr(processor, "do_center_crop", False):
-        crop: Mapping[str, int] = dict(getattr(processor, "crop_size"))  # noqa: B009
+        crop: Mapping[str, int] = dict(getattr(processor, "crop_size"))  # noqa: B009 - not every processor has it, so no checker knows it
         top, left = (wanted[0] - crop["height"]) // 2, (wanted[1] - crop["width"]) // 2
         shown = shown[:, :, top : top + crop["height"], left : left + crop["width"]]
     mean, std = (shown.new_tensor(getattr(processor, name)).view(1, 3, 1, 1) for name in ("image_mean", "image_std"))

@@ -99,7 +99,7 @@ class Product(torch.autograd.Function):
 def fast_product(x: Float[Tensor, "*b i"], bias: Tensor | None, layer: Nf4Linear) -> Float[Tensor, "*b o"]:
     """x W^T + b and its gradient for x, by bitsandbytes' own operator."""
     from bitsandbytes import matmul_4bit  # type: ignore[import-not-found] - an extra
-    from bitsandbytes.functional import QuantState  # type: ignore[import-not-found]
+    from bitsandbytes.functional import QuantState  # type: ignore[import-not-found] - an optional package
 
     double, device = not layer.scales.is_floating_point(), x.device
     inner = QuantState(layer.units, code=there(dynamic, device), blocksize=SCALES, dtype=torch.float32) if double else None

@@ -275,7 +275,7 @@ class TokenValues(torch.autograd.Function):
 
 def token_values(logits: Float[Tensor, "m v"], tokens: Int[Tensor, " m"], quantities: tuple[str, ...]) -> Float[Tensor, "q m"]:
     """`logprobs`, `entropy` and `lead` (without a gradient) of m tokens, in this order of quantities."""
-    chosen, entropy = TokenValues.apply(logits, tokens, "entropy" in quantities)  # type: ignore[no-untyped-call]
+    chosen, entropy = TokenValues.apply(logits, tokens, "entropy" in quantities)  # type: ignore[no-untyped-call] - torch gives it no types
     known = {"logprobs": chosen, "entropy": entropy}
     if "lead" in quantities:
         top = logits.detach().softmax(-1).topk(2).values
