@@ -48,8 +48,8 @@ SPECS = {
     "a name that is a number": (f"{ONE}name = 5", ("name",)),
     "an empty name": (f'{ONE}name = ""', ("name",)),
     "a use that is a number": ("[[reward]]\nuse = 5", ("use",)),
-    "rewards that are text": ('reward = "length"', ("serves nothing",)),
-    "rewards that are numbers": ("reward = [1]", ("serves nothing",)),
+    "rewards that are text": ('reward = "length"', ("reward is 'length'",)),
+    "rewards that are numbers": ("reward = [1]", ("reward.0 is 1",)),
     "deep nesting": ("a = " + "[" * 5000 + "]" * 5000, ("not TOML",)),
     "a key that is unknown": (f"ports = 1\n{ONE}", ("ports", "port")),
 }

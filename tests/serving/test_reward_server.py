@@ -311,16 +311,16 @@ def test_a_killed_and_restarted_server_is_waited_for(spec: Path):
 def test_rewards_inside_rewards_are_served(spec: Path):
     (spec.parent / "outer.py").write_text(OUTER)
     spec.write_text("[[reward]]\nuse = './outer.py'\n[reward.inner]\nuse = './mine.py'\nbonus = 2.0")
-    [served] = serve.read_spec(spec).rewards.values()
+    [served] = serve.read_spec(spec)[1].values()
     assert list(cast(Any, served.function)(group_of("abc"))) == [10.0]
     spec.write_text(spec.read_text().replace("2.0", "3.0"))
-    [other] = serve.read_spec(spec).rewards.values()
+    [other] = serve.read_spec(spec)[1].values()
     assert other.fingerprint != served.fingerprint
     (spec.parent / "mine.py").write_text(MINE + "\n")
-    [changed] = serve.read_spec(spec).rewards.values()
+    [changed] = serve.read_spec(spec)[1].values()
     assert changed.fingerprint != other.fingerprint, "the source of what is inside counts"
     for wrong, message in (
-        ("bonsu = 1", r"reward.0.inner: unknown key 'bonsu'"),
+        ("bonsu = 1", r"reward.0.inner.bonsu is unknown: .*bonus"),
         ("bonus = 'x'", r"reward.0.inner.bonus is 'x'"),
     ):
         spec.write_text(f"[[reward]]\nuse = './outer.py'\n[reward.inner]\nuse = './mine.py'\n{wrong}")
@@ -333,7 +333,7 @@ def test_rewards_inside_rewards_are_served(spec: Path):
 
 def test_the_server_runs_without_torch(spec: Path):
     blocked = "import sys; sys.modules['torch'] = None; from mmrl.app.commands import serve; from pathlib import Path; "
-    code = blocked + f"print(list(serve.read_spec(Path({str(spec)!r})).rewards), 'transformers' in sys.modules)"
+    code = blocked + f"print(list(serve.read_spec(Path({str(spec)!r}))[1]), 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=spec.parent, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["['mine']", "False"], done.stderr
 
@@ -342,10 +342,10 @@ def test_the_server_runs_without_torch(spec: Path):
     ("text", "message"),
     [
         ("", "serves nothing"),
-        ("prot = 1\n[[reward]]\nuse = './mine.py'", "unknown key 'prot'.*port"),
-        ("[[reward]]\nuse = './mine.py'\nbonsu = 1", "unknown key 'bonsu'.*bonus"),
+        ("prot = 1\n[[reward]]\nuse = './mine.py'", "prot is unknown.*port"),
+        ("[[reward]]\nuse = './mine.py'\nbonsu = 1", "reward.0.bonsu is unknown.*bonus"),
         ("[[reward]]\nuse = './mine.py'\nbonus = 'x'", "bonus is 'x'"),
-        ("[[reward]]\nname = 'x'", "has no `use`"),
+        ("[[reward]]\nname = 'x'", "reward.0.use is missing"),
         ("[[reward]]\nuse = './mine.py'\n[[reward]]\nuse = './mine.py'", "two rewards are called 'mine'"),
         ("[[reward]]\nuse = 'iou'", "space"),
         ("[[reward", "is not TOML"),

@@ -10,54 +10,62 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
+from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any
 
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.toml.tables import Table, Values
-from mmrl.runtime.near import did_you_mean, link
+from mmrl.app.toml.reader import check_keys, make, plain, settings
+from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table
+from mmrl.runtime.near import link
 from mmrl.runtime.net.fetch import is_local
 from mmrl.runtime.net.secrets import read_secret
+from mmrl.runtime.ranges import Range
 from mmrl.serving.guard import listen, serve_until_stopped
 from mmrl.serving.reward_server import RequestScorer, Served, ServerLimits, create_app, fingerprint
 
 TOKEN = "MMRL_REWARD_TOKEN"
-FRACTIONS = ("max_body_mb",)
-"""Limits that need not be whole."""
-NAME = r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,99}"
+NAME, HOST = r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,99}", r"[0-9A-Za-z.:_-]{1,253}"
 
 
 @dataclass(frozen=True)
-class ServeSpec:
+class ServedEntry:
+    """A [[reward]] of a spec; keys that are none of these are the reward's own."""
+
+    use: str
+    name: str | None = None
+    args: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True)
+class ServeSpec(ServerLimits):
     """Where a server listens, what it serves and what it refuses."""
 
-    rewards: Mapping[str, Served]
     host: str = "127.0.0.1"
-    port: int = 8500
-    limits: ServerLimits = field(default_factory=ServerLimits)
+    port: Annotated[int, Range(0, 65535, why="0: one that is free")] = 8500
+    reward: tuple[ServedEntry, ...] = ()
 
 
 def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
     """Serve until interrupted; ValueError for a wrong spec, or one that listens beyond this machine without a token."""
     import typer
 
-    spec = read_spec(file)
-    host, port = host or spec.host, spec.port if port is None else port
-    check_place(host, port, str(file))
+    spec, rewards = read_spec(file, {"host": host, "port": port})
     token = read_secret(TOKEN)
-    if not is_local(host) and not token:
+    if not is_local(spec.host) and not token:
         raise ValueError(
-            f"{file} listens on {host}, which other machines reach, without a token: set the environment variable {TOKEN}, "
+            f"{file} listens on {spec.host}, which other machines reach, without a token: set the environment variable {TOKEN}, "
             'here and where the run starts, or host = "127.0.0.1"'
         )
-    listener = listen(host, port)
-    place = f"[{host}]" if ":" in host else host
-    for name in spec.rewards:
+    listener = listen(spec.host, spec.port)
+    place = f"[{spec.host}]" if ":" in spec.host else spec.host
+    for name in rewards:
         typer.echo(f'use = "http://{place}:{listener.getsockname()[1]}/{name}"')
     sys.stdout.flush()
-    scorer, interrupted = RequestScorer(spec.rewards, spec.limits), []
+    scorer, interrupted = RequestScorer(rewards, spec), []
     serve_until_stopped(create_app(scorer, token), listener, lambda: interrupted.append(scorer.close()))
     if any(interrupted):
         # a thread that still scores would hold the process up for as long as its reward takes
@@ -65,100 +73,69 @@ def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
         os._exit(0)
 
 
-def read_spec(file: Path) -> ServeSpec:
-    """The spec with its rewards loaded; their files are looked for as in a config.
+def read_spec(file: Path, given: Mapping[str, object] = {}) -> tuple[ServeSpec, dict[str, Served]]:
+    """A spec, and its rewards loaded, whose files are looked for as in a config; what is `given` and not None counts before it.
 
     Raises FileNotFoundError, or ValueError naming the key that is unknown, missing or of the wrong type.
     """
     if not file.is_file():
         raise FileNotFoundError(f"reward spec {file} does not exist{link(file)}")
-    table = Table.read(file).values
-    limit_keys = [f.name for f in fields(ServerLimits)]
-    known = ["host", "port", "reward", *limit_keys]
-    for key in table:
-        if key not in known:
-            raise ValueError(f"{file}: unknown key {key!r}: {did_you_mean(key, known)}")
-    entries = table.get("reward")
-    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{file} serves nothing: add a [[reward]] with use = NAME or ./file.py")
+    table = Table.read(file)
+    for key, value in given.items():
+        if value is not None:
+            table.set((key,), value, COMMAND_LINE)
+    spec = make(ServeSpec, table.values, (), table)
+    if not re.fullmatch(HOST, spec.host):
+        raise ValueError(
+            f'{table.at(("host",))} is {spec.host!r}: write the name or address of this machine, such as "127.0.0.1"'
+        )
     rewards: dict[str, Served] = {}
-    for index, entry in enumerate(entries):
-        reward = served_reward(entry, f"{file}: reward.{index}")
+    for i, entry in enumerate(spec.reward):
+        reward = served_reward(entry, ("reward", str(i)), table)
         if reward.name in rewards:
             raise ValueError(f"{file}: two rewards are called {reward.name!r}: give one of them a `name`")
         rewards[reward.name] = reward
-    limits = limits_of({key: table[key] for key in limit_keys if key in table}, str(file))
-    host, port = table.get("host", ServeSpec.host), table.get("port", ServeSpec.port)
-    check_place(host, port, str(file))
-    return ServeSpec(rewards, host, port, limits)
+    if not rewards:
+        raise ValueError(f"{file} serves nothing: add a [[reward]] with use = NAME or ./file.py")
+    return spec, rewards
 
 
-def limits_of(table: Mapping[str, object], where: str) -> ServerLimits:
-    """The limits of a spec; whole numbers stay whole, and true is none."""
-    checked: dict[str, int | float] = {}
-    for key, value in table.items():
-        if isinstance(value, bool) or not isinstance(value, int | float if key in FRACTIONS else int):
-            raise ValueError(f"{where}: {key} is {value!r}: write a {'' if key in FRACTIONS else 'whole '}number above 0")
-        checked[key] = float(min(value, 1e300)) if key in FRACTIONS else value
-    try:
-        return ServerLimits(**checked)  # pyright: ignore[reportArgumentType] - the loop gave each its kind
-    except ValueError as error:
-        raise ValueError(f"{where}: {str(error).removeprefix('ServerLimits.')}") from None
+def served_reward(entry: ServedEntry, path: KeyPath, table: Table) -> Served:
+    """A reward of a spec, loaded."""
+    if not entry.use:
+        raise ValueError(f"{table.at((*path, 'use'))} is '': write a name from `mmrl ls rewards` or ./file.py")
+    name = plugins.default_name(entry.use) if entry.name is None else entry.name
+    if not re.fullmatch(NAME, name):
+        raise ValueError(
+            f"{table.at((*path, 'name'))} is {name!r}: write letters, digits, _ and -, because it is the end of an address"
+        )
+    return Served(name, *made({"use": entry.use, **entry.args}, path, table))
 
 
-def check_place(host: object, port: object, where: str) -> None:
-    """Raise ValueError, naming the key, for what no server can listen on."""
-    if not isinstance(host, str) or not re.fullmatch(r"[0-9A-Za-z.:_-]{1,253}", host):
-        raise ValueError(f'{where}: host is {host!r}: write the name or address of this machine, such as "127.0.0.1"')
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-        raise ValueError(f"{where}: port is {port!r}: write a whole number from 1 to 65535, or 0 for one that is free")
-
-
-def served_reward(entry: Values, where: str) -> Served:
-    """One [[reward]] of a spec."""
-    if "use" not in entry:
-        raise ValueError(f"{where} has no `use`: write a name from `mmrl ls rewards` or ./file.py")
-    use, entry = entry["use"], cast(Values, plugins.with_runs(entry))
-    if not isinstance(use, str) or not use:
-        raise ValueError(f"{where}.use is {use!r}: write a name from `mmrl ls rewards` or ./file.py")
-    name = entry.get("name", plugins.default_name(use))
-    if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        raise ValueError(f"{where}.name is {name!r}: write letters, digits, _ and -, because it is the end of an address")
-    return Served(name, *made({key: value for key, value in entry.items() if key != "name"}, where))
-
-
-def made(entry: Mapping[str, Any], where: str) -> tuple[Any, str]:
+def made(entry: Mapping[str, object], path: KeyPath, table: Table) -> tuple[Any, str]:
     """A reward with its settings, and its fingerprint; a setting that is a table with a `use` is a reward itself."""
-    settings, printed = dict[str, object](), dict[str, object]()
-    for key, value in entry.items():
-        if key != "use":
-            is_reward = isinstance(value, Mapping) and isinstance(value.get("use"), str)
-            settings[key], printed[key] = made(value, f"{where}.{key}") if is_reward else (value, value)
-    use = str(entry["use"])
+    found: Any = plugins.with_runs(entry)
+    use, where = found.pop("use"), table.at(path)
+    inside = {
+        key: made(value, (*path, key), table)
+        for key, value in found.items()
+        if isinstance(value, Mapping) and isinstance(value.get("use"), str)
+    }
+    given, inner = {key: found[key] for key in found if key not in inside}, {key: reward for key, (reward, _) in inside.items()}
     style, plug_in = adapters.split(use)
-    function = plugins.load(plug_in, "rewards")
-    reward = adapters.adapt(style, function, settings, where) if style else instance(function, settings, where)
+    function: Any = plugins.load(plug_in, "rewards")
+    if style:
+        reward = adapters.adapt(style, function, given | inner, where)
+    else:
+        adapters.refuse_foreign(function, use, where)
+        skip = 0 if isinstance(function, type) else 1
+        check_keys(inside, [*signature(function).parameters][skip:], path, table)
+        values = settings(function, given, path, table, skip=skip) | inner
+        if skip:
+            reward = partial(function, **values) if values else function
+        else:
+            reward = plain(function, values, path, table) if is_dataclass(function) else function(**values)
     if getattr(reward, "space", None) == "auto":
         raise ValueError(f'{where}: {use} reads boxes, and a server knows no policy: set space = "pixel", "norm1000", ...')
     file, _ = plugins.locate(plug_in, "rewards")
-    return reward, fingerprint(file, printed)
-
-
-def instance(cls: Any, settings: Mapping[str, object], where: str) -> Any:
-    """A dataclass with its fields filled in and checked; a function as it is."""
-    if not (isinstance(cls, type) and is_dataclass(cls)):
-        if settings:
-            raise ValueError(f"{where}: {cls.__name__} is a function and has no settings, so {sorted(settings)} mean nothing")
-        return cls() if isinstance(cls, type) else cls
-    from pydantic import TypeAdapter, ValidationError
-
-    known = [f.name for f in fields(cls) if f.init]
-    for key in settings:
-        if key not in known:
-            raise ValueError(f"{where}: unknown key {key!r}: {did_you_mean(key, known)}")
-    try:
-        return TypeAdapter(cls).validate_python(dict(settings))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{where}.{place} is {first['input']!r}: {first['msg']}") from None
+    return reward, fingerprint(file, given | {key: mark for key, (_, mark) in inside.items()})

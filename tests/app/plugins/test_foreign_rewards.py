@@ -182,7 +182,9 @@ def test_rewards_hold_rewards():
 
 
 def test_a_server_serves_them_too(file):
-    from mmrl.app.commands.serve import served_reward
+    from mmrl.app.commands import serve
 
-    reward = served_reward({"use": f"trl:{file(TRL)}:plain", "conversational": False}, "spec")
-    assert reward.name == "plain" and reward.function(texts(0, "a b", "c")) == [2.0, 1.0]
+    reward, _ = serve.made({"use": f"trl:{file(TRL)}:plain", "conversational": False}, ("reward", "0"), Table())
+    assert reward(texts(0, "a b", "c")) == [2.0, 1.0]
+    with pytest.raises(ValueError, match='write use = "trl:'):
+        serve.made({"use": f"{file(TRL)}:plain"}, ("reward", "0"), Table())
