@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import (
+    Clips,
     Penalty,
     ProportionalToAdvantage,
     actions_only,
@@ -17,7 +18,7 @@ from mmrl.algorithms.objectives.terms import (
     ratio_metrics,
 )
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PIXELS, SAMPLED_MEAN, STD, VELOCITY
-from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.core.types import Batch, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Number, Positive, Share
 from mmrl.runtime.tensors import masked_mean
 
@@ -69,7 +70,7 @@ class FlowKL(Penalty):
 
 
 @dataclass(frozen=True)
-class RatioNorm(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD)):
+class RatioNorm(Clips, ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD), clips="scaled_ratio"):
     """PPO's clip of log ratio = (log policy - log old + b) S, b = mean (mu - mu_old)^2 / (2 S^2) (GRPO-Guard, arXiv:2510.22319).
 
     It equals mean(noise * (mu - mu_old)), which lacks the bias that keeps ratios below 1 and has the same scale at all steps.
@@ -86,10 +87,6 @@ class RatioNorm(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, MEAN, SA
     @property
     def scope(self) -> Scope:
         return "batch" if self.bias == "batch" else "action"
-
-    @property
-    def clip_range(self) -> ClipRange:
-        return ClipRange(self.low, self.high, of="scaled_ratio")
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask, advantages = batch.rollouts.action_mask, batch.advantages

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmrl.algorithms.beside import HALVES, Beside, Parts, part_numbers, refuse_other_planner
 from mmrl.algorithms.objectives.surrogates import Clip, Values
-from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
+from mmrl.algorithms.objectives.terms import Clips, ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading
 from mmrl.runtime.ranges import NonNegative, Range, Share
@@ -65,7 +65,7 @@ class WithImitation(Clip):
 
 
 @dataclass(frozen=True)
-class EvenStart(ProportionalToAdvantage, Beside, scope="rollout", at_first_update=None):
+class EvenStart(Clips, ProportionalToAdvantage, Beside, level="rollout", at_first_update=None):
     """Clip with one ratio per rollout, as if both beginnings had been drawn: the first token's old log p is that of its share.
 
     AdaptThink, arXiv:2505.13417, for groups of the planner ThinkOrNot: a beginning that has become rarer than half counts less.
@@ -77,10 +77,6 @@ class EvenStart(ProportionalToAdvantage, Beside, scope="rollout", at_first_updat
     """The ratio counts as at most 1 + high."""
     share: Annotated[float, Range(above=0, below=1)] = 0.5
     """How likely the first half's beginning counts as; the other's is 1 - share."""
-
-    @property
-    def clip_range(self) -> ClipRange:
-        return ClipRange(self.low, self.high, "rollout")
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError without the planner ThinkOrNot."""

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip, Values
-from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, Surrogate, actions_only, log_ratio, ratio_metrics
+from mmrl.algorithms.objectives.terms import Clips, ProportionalToAdvantage, Surrogate, actions_only, log_ratio, ratio_metrics
 from mmrl.algorithms.statistics import uncertainty
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
-from mmrl.core.types import Batch, ClipRange, Reading
+from mmrl.core.types import Batch, Reading
 from mmrl.runtime.ranges import NonNegative, Number, Range, Seed, Share
 from mmrl.runtime.tensors import masked_mean
 
@@ -27,7 +27,7 @@ def clip_between(difference: Actions, advantages: Actions, least: Actions, most:
 
 
 @dataclass(frozen=True)
-class MovingClip(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, START_LOGPROBS)):
+class MovingClip(Clips, ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, START_LOGPROBS)):
     """-min(ratio A, clip(ratio, c - low, c + high) A), c = policy at the step's start / old (ReMix, arXiv:2507.06892).
 
     For rows sampled in this step c is 1 and this is PPO's clip; replayed rows may move just as far, but from where the step found
@@ -39,10 +39,6 @@ class MovingClip(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, START_L
     high: NonNegative = 0.2
     """The ratio counts as at most c + high."""
 
-    @property
-    def clip_range(self) -> ClipRange:
-        return ClipRange(self.low, self.high)
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
         start = {LOGPROBS: readings[START_LOGPROBS], OLD_LOGPROBS: readings[OLD_LOGPROBS]}
@@ -51,7 +47,7 @@ class MovingClip(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, START_L
 
 
 @dataclass(frozen=True)
-class EntropyClip(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, ENTROPY), scope="batch", at_first_update=None):
+class EntropyClip(Clips, ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, ENTROPY), scope="batch", at_first_update=None):
     """PPO's clip with high (1 + u) where u > 0 and low (1 - u) where u <= 0, A (1 + u) outside of the inner range (HAPO).
 
     HAPO, arXiv:2509.16591, code starriver030515/HAPO. u in [-1, 1] is the distance
@@ -74,10 +70,6 @@ class EntropyClip(ProportionalToAdvantage, reads=(LOGPROBS, OLD_LOGPROBS, ENTROP
     """For A < 0 the value is at most -dual A."""
     sign: Literal["paper", "code"] = "paper"
     """code: u as the released code computes it."""
-
-    @property
-    def clip_range(self) -> ClipRange:
-        return ClipRange(self.low, self.high)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
@@ -133,7 +125,7 @@ class KlCov(OfTheMinibatch):
 
 
 @dataclass(frozen=True)
-class ClipCov(OfTheMinibatch, at_first_update=None):
+class ClipCov(OfTheMinibatch, Clips, at_first_update=None):
     """PPO's clip, and no gradient for a random `fraction` of actions with low_cov < covariance < high_cov.
 
     Clip-Cov (arXiv:2505.22617). Actions the clip already stopped are not drawn; at least one of the others is, if any
@@ -152,10 +144,6 @@ class ClipCov(OfTheMinibatch, at_first_update=None):
     """PPO's clip: the ratio counts as at most 1 + high."""
     seed: Seed = 0
     """Seed of the draw."""
-
-    @property
-    def clip_range(self) -> ClipRange:
-        return ClipRange(self.low, self.high)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.objectives.surrogates import Values
-from mmrl.algorithms.objectives.terms import OldPenalty, Surrogate, actions_only, log_ratio, ratio_metrics
+from mmrl.algorithms.objectives.terms import OfLevel, OldPenalty, Surrogate, actions_only, log_ratio, ratio_metrics
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Positive, Range, Share
@@ -150,7 +150,7 @@ class KeepLikely(OldPenalty, scope="rollout"):
 
 
 @dataclass(frozen=True)
-class NegativeAwareText(Surrogate):
+class NegativeAwareText(OfLevel, Surrogate):
     """-w log ratio for right answers, -w log max((1 - q ratio) / (1 - q), floor) for wrong ones; q the group's success rate.
 
     NFT for text, arXiv:2505.18116 (not DiffusionNFT): wrong answers train the model of right answers through its complement. w by
@@ -168,10 +168,6 @@ class NegativeAwareText(Surrogate):
     """rollout: the ratio of the whole answer, the exponential of its summed log ratio, at most e^10."""
     rates: tuple[Annotated[float, Range(above=0, below=1)], Annotated[float, Range(above=0, below=1)]] = (0.02, 0.98)
     """q is clamped to this range."""
-
-    @property
-    def scope(self) -> Scope:
-        return self.level
 
     @property
     def at_first_update(self) -> str | None:

@@ -12,7 +12,9 @@ from torch import Tensor
 from mmrl.algorithms.objectives.terms import (
     LOG_RATIO_BOUND,
     PLAIN,
+    Clips,
     Level,
+    OfLevel,
     ProportionalToAdvantage,
     Surrogate,
     actions_only,
@@ -36,7 +38,7 @@ class Reinforce(ProportionalToAdvantage, reads=(LOGPROBS,)):
 
 
 @dataclass(frozen=True)
-class Clip(ProportionalToAdvantage):
+class Clip(Clips, ProportionalToAdvantage):
     """-min(ratio A, clip(ratio, 1 - low, 1 + high) A): PPO's surrogate (arXiv:1707.06347).
 
     high > low is DAPO's clip-higher (arXiv:2503.14476). Level `rollout` takes one length-normalized ratio per
@@ -63,14 +65,6 @@ class Clip(ProportionalToAdvantage):
         if self.delta is not None and self.delta <= 1 + self.high:
             raise ValueError(f"Clip.delta is {self.delta}, inside the clip range: set it above 1 + high = {1 + self.high}")
 
-    @property
-    def scope(self) -> Scope:
-        return self.level
-
-    @property
-    def clip_range(self) -> ClipRange:
-        return ClipRange(self.low, self.high, self.level)
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
         difference = log_ratio(readings, mask, self.level)
@@ -90,7 +84,7 @@ class Clip(ProportionalToAdvantage):
 
 
 @dataclass(frozen=True)
-class Cispo(ProportionalToAdvantage):
+class Cispo(OfLevel, ProportionalToAdvantage):
     """-sg[clip(ratio)] A log policy: every action keeps its gradient, its weight is bounded (CISPO, arXiv:2506.13585).
 
     The bounds are on the ratio itself: TRL's epsilon_high=5 is high=5, low=None; verl's 0.2 and 0.28 are low=0.8, high=1.28.
@@ -102,10 +96,6 @@ class Cispo(ProportionalToAdvantage):
     """Largest weight, a ratio; None: no bound."""
     level: Level = "action"
     """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
-
-    @property
-    def scope(self) -> Scope:
-        return self.level
 
     @property
     def clip_range(self) -> ClipRange:
@@ -123,7 +113,7 @@ class Cispo(ProportionalToAdvantage):
 
 
 @dataclass(frozen=True)
-class Sapo(ProportionalToAdvantage):
+class Sapo(OfLevel, ProportionalToAdvantage):
     """-(4 / tau) sigmoid(tau (ratio - 1)) A: a soft gate in place of the clip (SAPO, arXiv:2511.20347).
 
     Slope 1 at ratio 1. A > 0 uses tau_positive, all others tau_negative.
@@ -136,10 +126,6 @@ class Sapo(ProportionalToAdvantage):
     level: Level = "action"
     """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
 
-    @property
-    def scope(self) -> Scope:
-        return self.level
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         difference = log_ratio(readings, batch.rollouts.action_mask, self.level)
         positive = torch.full_like(batch.advantages, self.tau_positive)
@@ -149,7 +135,7 @@ class Sapo(ProportionalToAdvantage):
 
 
 @dataclass(frozen=True)
-class Gmpo(ProportionalToAdvantage, scope="rollout"):
+class Gmpo(Clips, ProportionalToAdvantage, scope="rollout"):
     """-A exp(mean_t g_t), g = min(d, clip(d)) for A > 0, max for A < 0, d = log ratio (GMPO, arXiv:2507.20673).
 
     The bounds are in log space. A is the rollout's mean advantage; every action of a rollout has the same value.
@@ -159,10 +145,6 @@ class Gmpo(ProportionalToAdvantage, scope="rollout"):
     """A log ratio counts as at least -low, in nats."""
     high: NonNegative = 0.4
     """A log ratio counts as at most high, in nats."""
-
-    @property
-    def clip_range(self) -> ClipRange:
-        return ClipRange(self.low, self.high)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
@@ -218,7 +200,7 @@ class Vespo(ProportionalToAdvantage, scope="rollout"):
 
 
 @dataclass(frozen=True)
-class Dppo(ProportionalToAdvantage):
+class Dppo(Clips, ProportionalToAdvantage, clips="probability"):
     """-sg[min(ratio, truncate)] A log policy where |policy - old| in probability stays within bounds, else 0 (DPPO-TV).
 
     arXiv:2602.04879. Actions with A > 0 stop training once their probability has risen by more than `high`, those with A <= 0
@@ -231,10 +213,6 @@ class Dppo(ProportionalToAdvantage):
     """Rise in an action's probability after which A > 0 stops training it."""
     truncate: Positive = 20.0
     """Largest ratio that the gradient is multiplied by."""
-
-    @property
-    def clip_range(self) -> ClipRange:
-        return ClipRange(self.low, self.high, of="probability")
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages

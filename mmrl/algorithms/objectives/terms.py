@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.core.hooks import TermHooks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
-from mmrl.core.types import Reading, Scope
+from mmrl.core.types import ClipRange, Reading, Scope
 from mmrl.runtime.tensors import masked_mean
 
 Level = Literal["action", "rollout"]
@@ -27,6 +27,8 @@ class Declarations(TypedDict, total=False):
 
     reads: tuple[Reading, ...]
     scope: Scope
+    level: Level
+    clips: Literal["ratio", "scaled_ratio", "probability"]
     at_first_update: None
 
 
@@ -57,6 +59,29 @@ class Surrogate(Declared):
     @property
     def at_first_update(self) -> str | None:
         return PLAIN if OLD_LOGPROBS in self.reads else None
+
+
+class OfLevel(Declared):
+    """A term of one ratio per action, or per rollout."""
+
+    level: Level = "action"
+
+    @property
+    def scope(self) -> Scope:
+        return self.level
+
+
+class Clips(OfLevel):
+    """A term that stops where something has moved by more than low or high."""
+
+    low: float
+    high: float
+    clips: Literal["ratio", "scaled_ratio", "probability"] = "ratio"
+    """What moves, as `ClipRange.of`."""
+
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high, self.level, self.clips)
 
 
 class ProportionalToAdvantage(Surrogate):

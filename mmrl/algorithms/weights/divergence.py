@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.hooks import WeightHooks
+from mmrl.algorithms.weights.aggregate import PlainWeight
 from mmrl.core.readings import GROUP_DIVERGENCE, MEAN_REWARD, REWARD
-from mmrl.core.types import Batch, Counts, Scope
+from mmrl.core.types import Batch, Counts
 from mmrl.runtime.ranges import NonNegative
 
 
 @dataclass(frozen=True)
-class GroupDivergence(WeightHooks):
+class GroupDivergence(PlainWeight):
     """w_t = 1 + (alpha - 1) (D_t - min D) / (max D - min D), D_t = how far a group's distributions differ there (TW-GRPO).
 
     arXiv:2505.24718. D_t = mean_g sum_v exp(d) - d - 1, d = clamp(mean over the group of log p - log p, 11), the same for all
@@ -26,11 +26,7 @@ class GroupDivergence(WeightHooks):
     alpha: NonNegative = 1.7
     """Weight where the group disagrees most; 1 = uniform. The paper's script has 1.7, its code 1.4."""
 
-    reads = (GROUP_DIVERGENCE,)
-
-    @property
-    def scope(self) -> Scope:
-        return "group"
+    reads, scope = (GROUP_DIVERGENCE,), "group"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         divergence = batch.frozen[GROUP_DIVERGENCE].to(batch.advantages.dtype)
@@ -43,7 +39,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class ConflictTokens(WeightHooks):
+class ConflictTokens(PlainWeight):
     """w / max(1, number of shared tokens), w at those 0 in wrong answers and `boost` in right ones, 1 at the others (GTPO).
 
     GTPO, arXiv:2508.03772. An answer is right if its reward is above its group's mean and wrong below, whatever else its
@@ -56,11 +52,7 @@ class ConflictTokens(WeightHooks):
     boost: NonNegative = 2.0
     """Weight of shared tokens in right answers."""
 
-    reads = (REWARD, MEAN_REWARD)
-
-    @property
-    def scope(self) -> Scope:
-        return "group"
+    reads, scope = (REWARD, MEAN_REWARD), "group"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         """Raises ValueError when samples have no tokens (pictures)."""

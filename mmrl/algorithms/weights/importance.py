@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.views import SEEN
 from mmrl.algorithms.weights.aggregate import PlainWeight
-from mmrl.core.hooks import PartHooks, WeightHooks
+from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, TAUGHT
 from mmrl.core.types import Batch, Counts, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare
@@ -17,7 +17,7 @@ from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class HighEntropy(WeightHooks):
+class HighEntropy(PlainWeight):
     """1 for the `quantile` of actions with the highest entropy, 0 for the others ("80/20", arXiv:2506.01939).
 
     The threshold is taken over the actions of the minibatch, at the weights that sampled (TRL: at the current ones, again in
@@ -27,12 +27,8 @@ class HighEntropy(WeightHooks):
     quantile: PositiveShare = 0.2
     """The part that is kept, in (0, 1]."""
 
-    reads = (OLD_ENTROPY,)
-    pools = (OLD_ENTROPY,)
-
-    @property
-    def scope(self) -> Scope:
-        return "batch"
+    reads = pools = (OLD_ENTROPY,)
+    scope = "batch"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         entropy, mask = batch.frozen[OLD_ENTROPY], batch.rollouts.action_mask
