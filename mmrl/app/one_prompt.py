@@ -10,7 +10,6 @@ from mmrl.answers.block import opened_text
 from mmrl.answers.boxes.box import SPACES, Box
 from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.app.files import replace_bytes
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import AnswerSample, answer, config_of, refuse_missing, refuse_other_out, usual_file
 from mmrl.app.run.sample_files import strip_of
@@ -104,7 +103,7 @@ def draw(
     """
     run = RunDir.open(path)
     config = config_of(run, "flow", "token_image")
-    kind = modality_of(config.policy).output_of(config.policy)
+    kind = config.makes
     suffixes, words, usual = KINDS[kind]
     refuse_other_out(out, suffixes, words)
     if out is not None and kind.endswith("with sound"):

@@ -3,7 +3,7 @@
 import signal
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import NoReturn
 
@@ -87,6 +87,13 @@ def in_words(text: str, causes: Iterable[BaseException]) -> ValueError:
     for place in dict.fromkeys(filter(None, map(place_of, causes))):
         refused.add_note(RAISED_IN + place)
     return refused
+
+
+def refuse_where(said: str, reasons: Mapping[str, bool], remedy: str = "") -> None:
+    """Raise ValueError with the first of the reasons that holds, between what is said of all and their remedy."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(f"{said}{reason}{remedy}")
 
 
 def describe(error: BaseException) -> str:

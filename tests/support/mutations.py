@@ -103,9 +103,8 @@ def at_any(path: KeyPath) -> KeyPath:
 def refusal(values: dict[str, Any], overrides: Sequence[str] = ()) -> str | None:
     """Why the config is refused before data are read or models loaded; None if it is not."""
     try:
-        stages = stages_of(resolve(Table.of(values, "a.toml"), overrides))
-        for i, stage in enumerate(stages):
-            with rows_before(stages, i):
+        for stage in stages_of(resolve(Table.of(values, "a.toml"), overrides)):
+            with rows_before(stage):
                 read_plug_ins(stage.resolved)
     except ValueError as error:
         # what is wrong inside a stage is said as "a.toml, stage 1: optimizer.jr is unknown"

@@ -21,7 +21,6 @@ from mmrl.app.chain.rows import rows_before
 from mmrl.app.commands.train import run_job
 from mmrl.app.config.run import Resolved, RunConfig, resolve
 from mmrl.app.config.stages import stages_of
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import offer
 from mmrl.app.report.data import PairedChange, changes, load
 from mmrl.app.run.build import build, on_the_terminal
@@ -120,7 +119,7 @@ def fit(
     folder = RunDir(Path(output).expanduser()) if resume and output is not None else None
 
     def watchers(config: RunConfig) -> Sequence[Callback]:
-        in_cell = [NotebookProgress(config.steps, denoises=modality_of(config.policy).name == "flow")] if in_notebook() else ()
+        in_cell = [NotebookProgress(config.steps, denoises=config.modality.name == "flow")] if in_notebook() else ()
         return [*(in_cell or on_the_terminal(config)), *callbacks]
 
     with offer(lent.objects):
@@ -133,9 +132,9 @@ def fit(
 
 def finished_policy(resolved: Resolved, run: RunDir) -> Policy:
     """The policy of a run that was finished before, with its newest weights, its views and its worlds."""
-    stages = stages_of(resolved)
-    with rows_before(stages, len(stages) - 1, run):
-        policy = build(stages[-1].resolved).policy
+    last = stages_of(resolved)[-1]
+    with rows_before(last, run):
+        policy = build(last.resolved).policy
     policy.load_state_dict(load_state(run)["policy"])
     return policy
 

@@ -18,7 +18,6 @@ from mmrl.app.config.stages import Stage, num_samples
 from mmrl.app.config.tasks import root_key
 from mmrl.app.errors import waiting
 from mmrl.app.files import replace_text
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE, offer
 from mmrl.app.run.build import (
     Job,
@@ -56,22 +55,21 @@ def part_of(file: Path) -> Path:
 
 
 @contextmanager
-def rows_before(stages: Sequence[Stage], at: int, run: RunDir | None = None) -> Iterator[None]:
-    """Let the stage in this place read what earlier ones wrote; without a run, prompts with columns that stand for theirs."""
-    with offer({f"{STAGE}{one.name}": loader(stages, i, run) for i, one in enumerate(stages[:at]) if one.miner}):
+def rows_before(stage: Stage, run: RunDir | None = None) -> Iterator[None]:
+    """Let a stage read what earlier ones wrote; without a run, prompts with columns that stand for theirs."""
+    with offer({f"{STAGE}{one.name}": loader(one, run) for one in stage.before if one.miner}):
         yield
 
 
-def loader(stages: Sequence[Stage], at: int, run: RunDir | None) -> Callable[[], list[Prompt]]:
+def loader(stage: Stage, run: RunDir | None) -> Callable[[], list[Prompt]]:
     """The `load` of a data set that is a stage's rows; its parameters are read as settings, so it has none."""
-    return lambda: load_rows(stages, at, run)
+    return lambda: load_rows(stage, run)
 
 
-def prompts_to_mine(stages: Sequence[Stage], at: int, run: RunDir | None) -> list[Prompt]:
+def prompts_to_mine(stage: Stage, run: RunDir | None) -> list[Prompt]:
     """The prompts that a stage samples; without a run the first ones, which are looked at."""
-    stage = stages[at]
     assert stage.miner is not None
-    with rows_before(stages, at, run):
+    with rows_before(stage, run):
         found = load_prompts(read_plug_ins(stage.resolved).data, f"{stage.place}: [data] {stage.resolved.config.data.use}")
     if run is None:
         found = first_prompts(found)
@@ -115,7 +113,7 @@ def sum_of(line: Line, stage: Stage, run: RunDir) -> str:
 
 def with_paths(row: Columns, stage: Stage, run: RunDir) -> Columns:
     """A row with the whole paths of its files; ValueError where one is gone."""
-    if output_of(stage) == "text":
+    if stage.resolved.config.makes == "text":
         return row
     found = {name: run.path / "stages" / value if isinstance(value, str) else value for name, value in row.items()}
     for path in found.values():
@@ -148,19 +146,13 @@ def lines_of_file(file: Path, stage: Stage, prompts: Sequence[Prompt], run: RunD
     return lines
 
 
-def output_of(stage: Stage) -> str:
-    policy = stage.resolved.config.policy
-    return modality_of(policy).output_of(policy)
-
-
-def load_rows(stages: Sequence[Stage], at: int, run: RunDir | None) -> list[Prompt]:
+def load_rows(stage: Stage, run: RunDir | None) -> list[Prompt]:
     """The prompts of a stage's rows, with the columns that it found; ValueError where its file is gone."""
-    stage = stages[at]
     assert stage.miner is not None
-    prompts = prompts_to_mine(stages, at, run)
+    prompts = prompts_to_mine(stage, run)
     if run is None:
-        policy = stage.resolved.config.policy
-        standing = stage.miner.stand_in(*modality_of(policy).stand_ins(policy))
+        config = stage.resolved.config
+        standing = stage.miner.stand_in(*config.modality.stand_ins(config.policy))
         rows = {prompt.id: [standing] for prompt in prompts}
     else:
         file = file_of(run, stage)
@@ -183,13 +175,12 @@ def forget_rows(run: RunDir, stages: Sequence[Stage], step: int) -> None:
                 file.unlink(missing_ok=True)
 
 
-def mining_text(stages: Sequence[Stage], at: int) -> str:
+def mining_text(stage: Stage) -> str:
     """The samples that a stage draws which trains nothing, for lists of stages; empty for one that trains."""
-    miner = stages[at].miner
-    if miner is None:
+    if stage.miner is None:
         return ""
-    count = miner.num_prompts or len(prompts_to_mine(stages, at, None))
-    return f": {count} prompts x {num_samples(stages[at])} samples, no update"
+    count = stage.miner.num_prompts or len(prompts_to_mine(stage, None))
+    return f": {count} prompts x {num_samples(stage)} samples, no update"
 
 
 def look_ahead(stages: Sequence[Stage], at: int = 0, run: RunDir | None = None) -> None:
@@ -198,10 +189,10 @@ def look_ahead(stages: Sequence[Stage], at: int = 0, run: RunDir | None = None) 
     In a run that goes on, what a stage in this place has written so far is looked at, too.
     """
     if run is not None and stages[at].miner is not None and part_of(file_of(run, stages[at])).exists():
-        lines_of_file(part_of(file_of(run, stages[at])), stages[at], prompts_to_mine(stages, at, run), run)
+        lines_of_file(part_of(file_of(run, stages[at])), stages[at], prompts_to_mine(stages[at], run), run)
     for k, stage in enumerate(stages[at:], start=at):
         config, later = stage.resolved.config, k > at and stage.miner is None
-        with rows_before(stages, k), place_named(stage):
+        with rows_before(stage), place_named(stage):
             plug_ins = read_plug_ins(stage.resolved)
             if stage.until is not None:
                 held_out, scored = held_out_prompts(config, plug_ins.held_out)
@@ -222,17 +213,17 @@ def place_named(stage: Stage) -> Iterator[None]:
         raise ValueError(f"{stage.place}: {error}").with_traceback(error.__traceback__) from error
 
 
-def mine(job: Job, stages: Sequence[Stage], at: int, run: RunDir, ranks: Ranks) -> None:
+def mine(job: Job, stage: Stage, run: RunDir, ranks: Ranks) -> None:
     """Write the rows of a stage, those of some prompts at a time; a run that goes on samples the prompts that are left.
 
     Raises:
         TrainingStoppedError: no row was found, or a reward is gone for good.
     """
-    stage, trainer = stages[at], job.trainer
+    trainer = job.trainer
     assert stage.miner is not None
     file = file_of(run, stage)
     if not ranks.gather(file.exists() if ranks.is_main else False)[0]:
-        prompts, size = prompts_to_mine(stages, at, run), stage.resolved.config.prompts_per_step
+        prompts, size = prompts_to_mine(stage, run), stage.resolved.config.prompts_per_step
         try:
             with listen(trainer.stop), waiting(f"{stage.place}: sampling {len(prompts)} prompts"):
                 done = ranks.gather(lines_kept(run, stage, size, prompts) if ranks.is_main else 0)[0]

@@ -95,10 +95,10 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
     stages = stages_of(resolved)
     with found.look("stages"):
         look_ahead(stages)
-    for at, stage in enumerate(stages):
+    for stage in stages:
         if found.fine and stage.in_round <= 1:
-            with rows_before(stages, at):
-                look_at_stage(stage, mining_text(stages, at), size, found)
+            with rows_before(stage):
+                look_at_stage(stage, mining_text(stage), size, found)
     if found.fine and resolved.config.reward:
         with found.look("reward test"):
             test_rewards(name, overrides, resolved, found)
@@ -347,7 +347,7 @@ def look_at_samples(rollouts: Rollouts, found: CheckLines) -> None:
 
 def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: CheckLines) -> None:
     """Adds the verdict of `mmrl reward test` on the config's rewards; pictures have no truth to test with."""
-    output = modality_of(resolved.config.policy).output_of(resolved.config.policy)
+    output = resolved.config.makes
     if output not in ("text", "image"):
         what = "sounds" if output == "sound" else "clips"
         found.add("reward test", f"not for {what}: mmrl reward score REWARD FOLDER ranks those that you have", "note")

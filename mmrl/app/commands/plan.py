@@ -14,7 +14,6 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import stages_of
 from mmrl.app.errors import Terminal, waiting
 from mmrl.app.files import json_text, replace_text
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.fit import fit_lines, fit_to
 from mmrl.app.planning.memory import CONTEXT, GIB, WRITTEN, Memory, advice, room, size_text, target_device
 from mmrl.app.planning.plan import Plan, counted_size, draw_up
@@ -59,13 +58,12 @@ def plan(given: PlanArguments) -> bool:
         if save is not None:
             raise ValueError(f"--save {save} goes with --task: a config is there already, copy it with mmrl cp")
         resolved, size, fits = given.resolve(), room(given.card), True
-        stages = stages_of(resolved)
-        for at, stage in enumerate(stages):
+        for stage in stages_of(resolved):
             if stage.place and not given.as_json:
-                console.print(f"{stage.place}{mining_text(stages, at)}", style="bold")
+                console.print(f"{stage.place}{mining_text(stage)}", style="bold")
             if stage.miner is not None or stage.in_round > 1:
                 continue
-            with rows_before(stages, at):
+            with rows_before(stage):
                 made = draw_up(stage.resolved, given.processes, on_card=size is not None, card=size)
                 fits &= show(stage.resolved, made, size, given)
         return fits
@@ -283,7 +281,7 @@ def print_time(timing: Timing, config: RunConfig, memory: Memory, price: float |
         grid.add_row("one evaluation", f"{timing.evaluation:.3f}")
     console.print(grid)
     actions = sum(one["rollout/actions"] for one in timing.steps) / len(timing.steps)
-    what = "trained denoising steps" if modality_of(config.policy).name == "flow" else "tokens of completions"
+    what = "trained denoising steps" if config.modality.name == "flow" else "tokens of completions"
     console.print(f"{actions / step:.1f} {what} per second")
     if timing.peak:
         off = memory.peak / timing.peak - 1

@@ -104,15 +104,15 @@ def resample(path: Path, options: SampleOptions) -> Resampled:
 def job_at(resolved: Resolved, run: RunDir, accelerator: Any, step: int, goes_on: bool) -> Job:
     """The run as it was after a step; where it `goes_on` and a stage ended there, as the next one begins."""
     stages = stages_of(resolved)
-    at = stage_at(stages, step)
-    following = next((i for i in range(at + 1, len(stages)) if stages[i].miner is None), None)
-    with rows_before(stages, at, run):
-        job = build(stages[at].resolved, accelerator=accelerator, stage=stages[at])
+    own = stages[stage_at(stages, step)]
+    following = next((one for one in stages[own.number :] if one.miner is None), None)
+    with rows_before(own, run):
+        job = build(own.resolved, accelerator=accelerator, stage=own)
     if step:
         job.trainer.load_state_dict(load_state(run, step))
-    if goes_on and step == stages[at].end and following is not None:
-        with rows_before(stages, following, run):
-            job = build(stages[following].resolved, accelerator=accelerator, stage=stages[following], after=job)
+    if goes_on and step == own.end and following is not None:
+        with rows_before(following, run):
+            job = build(following.resolved, accelerator=accelerator, stage=following, after=job)
     return job
 
 

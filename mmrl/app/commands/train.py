@@ -16,7 +16,6 @@ from mmrl.app.config.run import LR, Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage, chain_label, stage_at, stages_of
 from mmrl.app.errors import StoppedExit, waiting
 from mmrl.app.files import replace_text
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
@@ -125,13 +124,13 @@ def run_job(
             run.take_requests()
             at = 0 if resume is None or len(stages) == 1 else stage_at(stages, newest_step(run, ranks))
 
-            def begin(place: int, after: Job | None = None) -> Job:
-                with rows_before(stages, place, run), place_named(stages[place]):
-                    return build(stages[place].resolved, run, accelerator, watchers, stages[place], after)
+            def begin(stage: Stage, after: Job | None = None) -> Job:
+                with rows_before(stage, run), place_named(stage):
+                    return build(stage.resolved, run, accelerator, watchers, stage, after)
 
             with leave_in_order():
                 look_ahead(stages, at, None if resume is None else run)
-                job = begin(at)
+                job = begin(stages[at])
             trace = Profile(steps, run.path / "profile", ranks.rank if ranks.world > 1 else None)
             if resume is not None:
                 changes = changed_settings(saved_config(run), whole_config(resolved, job))
@@ -143,7 +142,7 @@ def run_job(
                 configs.save(replace(whole_config(resolved, job), output=str(run.path)), run.config_file)
                 introduce(job, resolved, run)
             with room_for(run.path, f"continue it with {how_to_go_on(job.config, run)}"):
-                job = fit_all(job, stages, at, begin, run, trace, early)
+                job = fit_all(job, stages[at:], begin, run, trace, early)
         if ranks.is_main and not job.trainer.is_stopped:
             announce(run)
     return run, job
@@ -176,7 +175,7 @@ def show_first_prompt(job: Job, run: RunDir) -> None:
     from mmrl.app.modality.prompt_view import prompt_view
     from mmrl.app.modality.templates import template_line, template_text
 
-    facts = modality_of(job.config.policy).template(job.policy, job.config.evaluation)
+    facts = job.config.modality.template(job.policy, job.config.evaluation)
     replace_text(run.template_file, template_text(facts))
     text = template_line(facts)
     if job.first is not None:
@@ -228,24 +227,24 @@ def continue_from(job: Job, stages: Sequence[Stage], run: RunDir, ranks: Ranks, 
 def fit_all(
     job: Job,
     stages: Sequence[Stage],
-    at: int,
-    begin: Callable[[int, Job], Job],
+    begin: Callable[[Stage, Job], Job],
     run: RunDir,
     trace: Profile,
     early: MemoryHandler | None = None,
 ) -> Job:
-    """Train the stages from this place on, the first of them with this job, which the others begin after; returns the last job.
+    """Train these stages, the first of them with this job, which the others begin after; returns the last job.
 
     Whatever happens, callbacks are closed. `early` holds the warnings since the run began.
     """
     ranks = job.trainer.ranks
     try:
-        for place in range(at, len(stages)):
-            job = job if place == at else begin(place, job)
-            if stages[place].miner is None:
-                fit(job, run, ranks, trace, early if place == at else None)
+        for stage in stages:
+            is_first = stage is stages[0]
+            job = job if is_first else begin(stage, job)
+            if stage.miner is None:
+                fit(job, run, ranks, trace, early if is_first else None)
             else:
-                mine(job, stages, place, run, ranks)
+                mine(job, stage, run, ranks)
             if job.trainer.is_stopped or job.trainer.health.stop:
                 break
     finally:

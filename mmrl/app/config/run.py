@@ -20,7 +20,7 @@ from mmrl.app.config.reward_needs import names_in, read_runs_as_rewards
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
 from mmrl.app.modality.base import EvaluationTable
-from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modality_of
+from mmrl.app.modality.registry import MODALITIES, POLICIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.plugins.resolve import load as load_plug_in
@@ -174,6 +174,16 @@ class RunConfig(TrainSettings):
         asked = self.evaluation
         return asked.seen if asked.data is None and asked.num_prompts and self.samples_every else 0
 
+    @property
+    def modality(self) -> AnyModality:
+        """The kind of its policy."""
+        return modality_of(self.policy)
+
+    @property
+    def makes(self) -> str:
+        """The kind of its samples, which rewards see: text, image, video, sound or "video with sound"."""
+        return self.modality.output_of(self.policy)
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -197,7 +207,7 @@ class Resolved:
             return algorithm_origin(path, self.config.algorithm.preset, self.table)
         if path == LR:
             return f"default where {'all weights' if self.config.policy.lora is None else 'adapters'} train"
-        modality = modality_of(self.config.policy)
+        modality = self.config.modality
         if path[:2] == ("evaluation", "sampling") and path[2] != "temperature":
             return f"as policy.sampling ({self.table.origin(('policy', *path[1:])) or 'default'})"
         by_modality = path[0] == "evaluation" and path[1] in modality.evaluation_keys
@@ -254,7 +264,7 @@ def read_run(table: Table, name: str) -> Resolved:
     data = read_data_tables(table.values.get("data"), ("data",), table)
     config = make(RunConfig, table.values, (), table, ready=ready if data is None else ready | {"data": data})
     if table.origin(LR) is None:
-        usual = modality_of(config.policy).rates[config.policy.lora is None]
+        usual = config.modality.rates[config.policy.lora is None]
         config = replace(config, optimizer=replace(config.optimizer, lr=usual))
     rewards = [(("reward", str(i)), one.label, one.sources, one.weight) for i, one in enumerate(config.reward)]
     # a chain's own tables are looked at stage by stage

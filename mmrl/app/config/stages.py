@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from mmrl.algorithms.kinds import KINDS, kind_for
@@ -10,11 +10,11 @@ from mmrl.algorithms.miners import MINERS, Difficulty, Miner
 from mmrl.app.config.algorithm import given_in
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.taught import follows_teachers
 from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.reader import UnknownKeyError, check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves, value_at
+from mmrl.runtime.blame import refuse_where
 from mmrl.runtime.near import did_you_mean, nearest
 from mmrl.training.settings import TRAINS, StageKind, StageSettings, TrainSettings, Until, in_turn
 
@@ -53,6 +53,8 @@ class Stage:
     """When it ends before its last step."""
     in_round: int = 0
     """Of its loop, from 1 on; 0: it is in none."""
+    before: tuple["Stage", ...] = field(default=(), repr=False)
+    """The stages in front of it, whose rows it may name."""
 
     @property
     def sources(self) -> list[str]:
@@ -68,6 +70,11 @@ class Stage:
     def place(self) -> str:
         """`stage 2 of 3, rl`; empty for a run that is one stage."""
         return f"stage {self.number} of {self.count}, {self.label}" if self.count > 1 else ""
+
+    @property
+    def where(self) -> str:
+        """The same, or its name."""
+        return self.place or self.name
 
 
 def stages_of(resolved: Resolved) -> list[Stage]:
@@ -104,7 +111,8 @@ def stages_of(resolved: Resolved) -> list[Stage]:
         label = f"{stage.label} (round {in_round} of {rounds})" if in_round else stage.label
         one = replace(own.config, output=config.output, seed=(config.seed + SEEDS_APART * k) % 2**32)
         own = replace(own, config=one)
-        found.append(Stage(k + 1, len(turns), label, begin, own, stage.label, stage.kind, miner, stage.until, in_round))
+        rest = stage.label, stage.kind, miner, stage.until, in_round, tuple(found)
+        found.append(Stage(k + 1, len(turns), label, begin, own, *rest))
         begin = found[-1].end
         check_until(found[-1], resolved.table.at(("stage", str(i), "until", "metric")))
     check_rows(found, resolved.table)
@@ -198,12 +206,12 @@ def check_until(stage: Stage, where: str) -> None:
 
 def check_rows(stages: Sequence[Stage], table: Table) -> None:
     """Raise ValueError for a stage that trains on rows which none before it writes, and for rows that none after it reads."""
-    for k, stage in enumerate(stages):
-        before = [one.name for one in stages[:k] if one.miner is not None]
+    for stage in stages:
+        before = [one.name for one in stage.before if one.miner is not None]
         for name in stage.sources:
             if name not in before:
                 known = did_you_mean(name, before) if before else "none before it is a filter or mines pairs"
-                raise ValueError(f'{stage.place or stage.name}: its data is "{STAGE}{name}": {known}')
+                raise ValueError(f'{stage.where}: its data is "{STAGE}{name}": {known}')
     for k, stage in enumerate(stages):
         if stage.miner is None:
             continue
@@ -211,9 +219,7 @@ def check_rows(stages: Sequence[Stage], table: Table) -> None:
         if not any(stage.name in one.sources for one in stages[k + 1 :]):
             refuse_near_names(stage, stages[k + 1 :], table)
             where, data = table.origin(("stage",)) or "the config", f'data = {{use = "{STAGE}{stage.name}"}}'
-            raise ValueError(
-                f"{where}, {stage.place or stage.name}: no later stage takes its rows: give one {data}, or remove this one"
-            )
+            raise ValueError(f"{where}, {stage.where}: no later stage takes its rows: give one {data}, or remove this one")
         check_mining(stage)
 
 
@@ -239,25 +245,20 @@ def refuse_near_names(stage: Stage, later: Sequence[Stage], table: Table) -> Non
 
 def check_mining(stage: Stage) -> None:
     """Raise ValueError for a stage that could not find a row whatever the policy writes."""
-    config = stage.resolved.config
-    count, least = num_samples(stage), 1 if stage.miner is None else stage.miner.least_samples
-    if count < least:
-        raise ValueError(
-            f"{stage.place or stage.name}: a pair takes two samples of a prompt, and num_samples is {count}: set it to 2 or more"
-        )
-    if not any(one.weight for one in config.reward):
-        raise ValueError(
-            f"{stage.place or stage.name}: no reward has a weight, so no sample is better than another: add [[stage.reward]]"
-        )
+    config, count = stage.resolved.config, num_samples(stage)
     writes = not isinstance(stage.miner, Difficulty) or bool(stage.miner.column)
-    if writes and modality_of(config.policy).output_of(config.policy) == "sound":
-        raise ValueError(
-            f"{stage.place or stage.name}: its rows would be sounds, which no stage is taught: take a filter without column"
-        )
-    if config.environment is not None and writes:
-        raise ValueError(
-            f"{stage.place or stage.name}: its rows are single texts, and [environment] makes several turns: leave it out"
-        )
+    reasons = {
+        f"a pair takes two samples of a prompt, and num_samples is {count}: set it to 2 or more": (
+            stage.miner is not None and count < stage.miner.least_samples
+        ),
+        "no reward has a weight, so no sample is better than another: add [[stage.reward]]": (
+            not any(one.weight for one in config.reward)
+        ),
+        "its rows would be sounds, which no stage is taught: take a filter without column": writes and config.makes == "sound",
+        "its rows are single texts, and [environment] makes several turns: leave it out": writes
+        and config.environment is not None,
+    }
+    refuse_where(f"{stage.where}: ", reasons)
 
 
 def num_samples(stage: Stage) -> int:

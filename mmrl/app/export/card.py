@@ -8,7 +8,6 @@ from pathlib import Path
 from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.errors import printable
 from mmrl.app.modality.base import ExportKind
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.templates import Facts, template_line
 from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.python_objects import is_of_python
@@ -62,7 +61,7 @@ def model_card(exported: Exported) -> str:
     """README.md of an exported folder."""
     one, config = exported, exported.config
     is_adapter, label = one.kind == "adapter", config.algorithm.label
-    modality = modality_of(config.policy)
+    modality = config.modality
     shown = shown_name(config.policy.model)
     library = modality.adapter_library if is_adapter else modality.library
     held = {"adapter": f"a LoRA adapter for {library}", "merged": "merged LoRA", "whole": "all trained"}

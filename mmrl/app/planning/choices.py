@@ -12,7 +12,7 @@ from torch import nn
 from mmrl.app.config.run import Resolved, is_free, part_table, with_values
 from mmrl.app.modality.flow import sketch_of_model
 from mmrl.app.modality.flow_checks import fitting_clip
-from mmrl.app.modality.registry import PolicyConfig, modality_of
+from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.memory import Device, size_text
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.samples import IMAGE, kind_of
@@ -191,7 +191,7 @@ def real_choices(resolved: Resolved, facts: ModelFacts, rank: int, lr: float | N
         )
     if not is_free(resolved, "policy.lora") and resolved.config.policy.lora is None:
         return
-    usual = modality_of(resolved.config.policy).rates[0]
+    usual = resolved.config.modality.rates[0]
     yield PlannedSetting("optimizer.lr", usual if lr is None else lr, "the usual rate of adapters")
     yield PlannedSetting("optimizer.warmup_steps", min(10, resolved.config.steps // 10), "the first updates are small")
 

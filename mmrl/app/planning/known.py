@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.app.config.run import RunConfig
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.lab import small_models
 from mmrl.app.run.build import with_local_model
 from mmrl.runtime.cache import cache_folder
@@ -44,13 +43,13 @@ def with_settings(config: RunConfig) -> RunConfig:
     folder = cache_folder() / f"settings-{digest}" / found.stem
     read: Known = json.loads(found.read_text(encoding="utf-8"))
     make = write_generator if "files" in read else write_writer
-    folder = keep(folder, "", modality_of(config.policy).index_file, lambda place: make(read, place))
+    folder = keep(folder, "", config.modality.index_file, lambda place: make(read, place))
     return replace(config, policy=replace(config.policy, model=str(folder)))
 
 
 def settings_of(config: RunConfig) -> Path | None:
     """The file with the settings of a run's model; None for one that is on this machine, is not known, or is of another kind."""
-    model, index_file = config.policy.model, modality_of(config.policy).index_file
+    model, index_file = config.policy.model, config.modality.index_file
     found = files_by_name().get(model.lower())
     if found is None or Path(model).expanduser().exists():
         return None
@@ -68,7 +67,7 @@ def note_of(config: RunConfig) -> str:
     if found is None:
         return ""
     said = f"{config.policy.model} is not on this machine, so its published settings are counted, which come with mmrl"
-    letters = modality_of(config.policy).output == "text"
+    letters = config.modality.output == "text"
     return said + ("; texts count one token per letter, which is too much" if letters else "")
 
 

@@ -17,7 +17,6 @@ from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.taught import bind_taught
 from mmrl.app.planning.known import note_of, with_settings
 from mmrl.app.planning.memory import (
@@ -114,7 +113,7 @@ class CountedRun:
 
     def __post_init__(self) -> None:
         shadows = self.algorithm.shadows | self.config.evaluation.weights_beside
-        modality = modality_of(self.config.policy)
+        modality = self.config.modality
         environment = self.config.environment
         limits = None if environment is None else environment.limits
         policy = self.config.policy
@@ -214,7 +213,7 @@ class Plan:
     @property
     def is_text(self) -> bool:
         """Are actions tokens, and micro-batches positions?"""
-        return modality_of(self.config.policy).name != "flow"
+        return self.config.modality.name != "flow"
 
 
 def draw_up(resolved: Resolved, processes: int | None = None, on_card: bool | None = None, card: int | None = None) -> Plan:
@@ -261,7 +260,7 @@ class Estimates:
     def of(self, resolved: Resolved) -> Plan:
         """The plan of these settings; errors as in `draw_up`."""
         config = with_settings(resolved.config)
-        kind = modality_of(config.policy)
+        kind = config.modality
         kind.check_prompts(config.policy, self.prompts)
         algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, self.prompts)
         algorithm = bind_taught(algorithm, config.policy, kind.box_space(config.policy), self.prompts)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from mmrl.app.config.run import RunConfig, resolve
-from mmrl.app.modality.registry import AnyModality, modality_of
 from mmrl.app.run.build import with_local_model
 from mmrl.app.run.context import hushed_saving
 from mmrl.app.run.folder import RunDir
@@ -200,10 +199,6 @@ class Painter:
     config: RunConfig
 
     @property
-    def modality(self) -> AnyModality:
-        return modality_of(self.config.policy)
-
-    @property
     def held(self) -> HeldModel:
         """Its networks, loaded once per process; CheckpointError for a damaged checkpoint."""
         run = Path(self.painting.run).expanduser() if self.painting.run else None
@@ -216,13 +211,13 @@ class Painter:
     def num_weights(self) -> int:
         """How many numbers it holds, counted by its config files; nothing is loaded."""
         policy = self.config.policy
-        dry = self.modality.build_dry_run(policy, frozenset(), {})
+        dry = self.config.modality.build_dry_run(policy, frozenset(), {})
         each = 2 if policy.dtype == "bfloat16" else 4
         return sum(weight.numel() for weight in dry.network.parameters()) + sum(dry.beside().values()) // each
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raise ValueError for prompts that the model cannot draw; nothing is loaded."""
-        self.modality.check_prompts(self.config.policy, prompts)
+        self.config.modality.check_prompts(self.config.policy, prompts)
 
     def draw(self, asked: Sequence[tuple[Prompt, int]]) -> list[Sample]:
         """A sample per prompt and seed of its noise; ValueError for a prompt that the model cannot draw."""
@@ -231,14 +226,14 @@ class Painter:
         weights = MODELS[evaluation.weights]
         requests = [Request(prompt, 1, i, model=weights, seed=seed) for i, (prompt, seed) in enumerate(asked)]
         with keep_random_state(), self.held.ready() as parts:
-            groups = parts.policy.rollout(requests, self.modality.eval_sampling(evaluation)).groups
+            groups = parts.policy.rollout(requests, self.config.modality.eval_sampling(evaluation)).groups
         return [group.samples[0] for group in sorted(groups, key=lambda group: group.id)]
 
     def tokens(self, text: str) -> tuple[int, int]:
         """How many tokens a text has, and how many of them the model reads."""
         # tokenizers keep the cut of whoever used them last
         with self.held.ready() as parts:
-            return self.modality.tokens_read(parts.policy, text)
+            return self.config.modality.tokens_read(parts.policy, text)
 
     def to(self, device: str) -> None:
         self.held.to(device)
@@ -250,7 +245,7 @@ class Painter:
             policy: Any = revive(self.config, run, state, self.config.evaluation.weights_beside)
         if run is None and self.config.policy.dtype == "bfloat16":
             policy.net.bfloat16()  # nothing trains, so no float32 copy is needed
-        return PaintersParts(policy, self.modality.parts(policy))
+        return PaintersParts(policy, self.config.modality.parts(policy))
 
 
 def load_painter(painting: Painting) -> Painter:
@@ -277,7 +272,7 @@ def load_painter(painting: Painting) -> Painter:
     wanted = {"num_steps": painting.num_steps, "guidance": painting.guidance}
     given["evaluation"] |= {key: value for key, value in wanted.items() if value is not None}
     config = resolve(Table.of({**given, **NOTHING_ELSE}, painting.place)).config
-    modality = modality_of(config.policy)
+    modality = config.modality
     output = modality.output_of(config.policy)
     if output != "image":
         made = "writes" if output == "text" else f"draws {output}"

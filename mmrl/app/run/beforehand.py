@@ -32,7 +32,7 @@ from mmrl.policies.text.read.answer_tokens import ANSWERS
 from mmrl.policies.text.read.evaluate import QUANTITIES
 from mmrl.policies.text.settings import TextPolicyConfig, unshared
 from mmrl.runtime.accelerator import zero_stage
-from mmrl.runtime.blame import UnavailableError
+from mmrl.runtime.blame import UnavailableError, refuse_where
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
 from mmrl.training.ahead.lag import refuse_lag
@@ -92,8 +92,8 @@ def check_axes(config: RunConfig) -> None:
         'and no term trains the head: add {kind = "ValueFit", coef = 0.5} to algorithm.objective': VALUE
         not in algorithm.live_reads,
     }
-    for reason in [reason for reason, holds in reasons.items() if reads_values and holds]:
-        raise ValueError(f"algorithm {config.algorithm.label} reads what a value head expects, {reason}")
+    if reads_values:
+        refuse_where(f"algorithm {config.algorithm.label} reads what a value head expects, ", reasons)
     asked = [reading.quantity for reading in algorithm.live_reads if reading.quantity.startswith(SCORE)]
     missing = [name.removeprefix(SCORE) for name in asked if name.removeprefix(SCORE) not in axes]
     if missing:
@@ -115,8 +115,7 @@ def check_judged(config: RunConfig) -> None:
             config.environment is not None
         ),
     }
-    for reason in [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(f"sampler.kind is {config.sampler.kind!r}, and {reason}")
+    refuse_where(f"sampler.kind is {config.sampler.kind!r}, and ", reasons)
 
 
 def check_signs(config: RunConfig) -> None:
@@ -173,8 +172,7 @@ def check_samplers(config: RunConfig, ranks: Ranks) -> None:
             isinstance(policy, FlowPolicyConfig) and policy.family is not None
         ),
     }
-    for reason in [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(f"cluster.samplers is {count}, and {reason}")
+    refuse_where(f"cluster.samplers is {count}, and ", reasons)
     if ranks.accelerator is not None and ranks.accelerator.device.type == "cuda":
         SamplerSettings(count, shares=config.cluster.samplers_share).places()
 
@@ -195,8 +193,7 @@ def check_ahead(config: RunConfig, ranks: Ranks) -> None:
         "ahead_drain waits for checkpoints of save_every, which is 0": config.ahead_drain and not config.save_every,
         f"FSDP or ZeRO-3 spreads the weights over the run's {ranks.world} processes": ranks.is_sharded,
     }
-    for reason in [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(f"ahead is {config.ahead}, and {reason}: change that, or set ahead = 0")
+    refuse_where(f"ahead is {config.ahead}, and ", reasons, ": change that, or set ahead = 0")
     refuse_lag(config.algorithm.algorithm, config.ahead)
 
 
@@ -215,8 +212,7 @@ def check_context(config: RunConfig, ranks: Ranks) -> None:
             ranks.accelerator is not None and zero_stage(ranks.accelerator) > 0
         ),
     }
-    for reason in [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(f"policy.context is {policy.context}, and {reason}: change that, or leave policy.context out")
+    refuse_where(f"policy.context is {policy.context}, and ", reasons, ": change that, or leave policy.context out")
 
 
 def check_environment(config: RunConfig, ranks: Ranks) -> None:
@@ -254,8 +250,7 @@ def check_episode_cache(config: RunConfig) -> None:
         "the servers of [policy.engine] write, with caches of their own": policy.engine is not None,
         "the processes of cluster.samplers write, and read every turn from its beginning": config.cluster.samplers > 0,
     }
-    for reason in [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(f"policy.episode_cache_mib is {policy.episode_cache_mib}, and {reason}: leave it out")
+    refuse_where(f"policy.episode_cache_mib is {policy.episode_cache_mib}, and ", reasons, ": leave it out")
 
 
 def refuse_missing_environment(config: RunConfig) -> None:
@@ -272,27 +267,23 @@ def refuse_missing_environment(config: RunConfig) -> None:
 
 def refuse_views_and_replays(config: RunConfig, ranks: Ranks) -> None:
     """Raise ValueError for a method whose samples are no plain ones of this step: worlds answer such alone."""
-    algorithm = config.algorithm
-    if {*algorithm.algorithm.views} - {SEEN}:
-        raise ValueError(
-            f"algorithm {algorithm.label} shows prompts under views, and worlds answer plain samples: take another algorithm"
-        )
-    if TAUGHT in algorithm.algorithm.all_reads and SEEN in algorithm.algorithm.views:
-        raise ValueError(
-            f"algorithm {algorithm.label} tells a teacher what another sample wrote, and what the world showed it cannot be "
-            "told: take another view of FollowTeacher, or leave [environment] out"
-        )
-    if algorithm.algorithm.replays and ranks.world > 1:
-        raise ValueError(
-            f"algorithm {algorithm.label} trains rows of earlier steps again, of which one process keeps what the world showed, "
-            f"and the run has {ranks.world}: start one, take another algorithm.planner, or leave [environment] out"
-        )
-    planner = algorithm.algorithm.planner
-    if not with_hooks(planner, PlannerHooks).samples_plainly:
-        raise ValueError(
-            f"algorithm.planner {type(planner).__name__} shows prompts with hints, begins samples or changes their temperature, "
-            "and worlds answer plain samples: take another planner, or leave [environment] out"
-        )
+    algorithm, label = config.algorithm.algorithm, config.algorithm.label
+    reasons = {
+        f"algorithm {label} shows prompts under views, and worlds answer plain samples: take another algorithm": (
+            bool({*algorithm.views} - {SEEN})
+        ),
+        f"algorithm {label} tells a teacher what another sample wrote, and what the world showed it cannot be told: take another "
+        "view of FollowTeacher, or leave [environment] out": TAUGHT in algorithm.all_reads and SEEN in algorithm.views,
+        f"algorithm {label} trains rows of earlier steps again, of which one process keeps what the world showed, and the run "
+        f"has {ranks.world}: start one, take another algorithm.planner, or leave [environment] out": (
+            algorithm.replays and ranks.world > 1
+        ),
+        f"algorithm.planner {type(algorithm.planner).__name__} shows prompts with hints, begins samples or changes their "
+        "temperature, and worlds answer plain samples: take another planner, or leave [environment] out": (
+            not with_hooks(algorithm.planner, PlannerHooks).samples_plainly
+        ),
+    }
+    refuse_where("", reasons)
 
 
 def look_at_scoring(
@@ -307,7 +298,7 @@ def look_at_scoring(
     Held-out prompts that are trained on get a warning, and so do a reward that is only watched and one that few prompts are wrong
     for. Raises ValueError for another reward.
     """
-    output, evaluation = modality_of(config.policy).output_of(config.policy), config.evaluation
+    output, evaluation = config.makes, config.evaluation
     if seen := overlap_sentence(trained, asked):
         log.warning(f"held-out data: {seen}")
     group_size = config.algorithm.algorithm.group_size
@@ -413,7 +404,7 @@ def refuse_unknown_space(config: RunConfig) -> None:
 
     The model's config is read, so that it raises the errors of a model that is not there, too.
     """
-    modality = modality_of(config.policy)
+    modality = config.modality
     for reward in (*config.reward, *config.evaluation.reward):
         if reads_boxes(reward.use, reward.args):
             modality.refuse_box_reward(reward.label)
@@ -433,7 +424,7 @@ def unknown_space(reward: str) -> str:
 def idle_settings(config: RunConfig) -> Iterator[str]:
     """A sentence for every setting that somebody gave and nothing of this run reads."""
     if config.evaluation.data is None:
-        usual = EvaluationConfig(**modality_of(config.policy).evaluation_defaults(config.policy))
+        usual = EvaluationConfig(**config.modality.evaluation_defaults(config.policy))
         acting = ("num_prompts", "seen", *(FOR_SEEN if config.num_seen else ()))
         unread = [f"evaluation.{name}" for name in changed(config.evaluation, usual) if name not in acting]
         unread += ["evaluate_every"] if config.evaluate_every else []

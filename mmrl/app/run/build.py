@@ -22,7 +22,7 @@ from mmrl.app.config.stages import Stage
 from mmrl.app.errors import waiting
 from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.on_cards import refuse_ways_apart
-from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
+from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig
 from mmrl.app.modality.taught import bind_taught
 from mmrl.app.plugins.lab import TINY, small_models
 from mmrl.app.plugins.resolve import PlugIn, modalities
@@ -82,7 +82,7 @@ class Job:
 
 def on_the_terminal(config: RunConfig) -> Sequence[Callback]:
     """Who watches a run of the command line, beside its own files and the trackers it names."""
-    return (Progress(config.steps, config.prompts_per_step, denoises=modality_of(config.policy).name == "flow"),)
+    return (Progress(config.steps, config.prompts_per_step, denoises=config.modality.name == "flow"),)
 
 
 def build(
@@ -110,7 +110,7 @@ def build(
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
         held_out, scored = held_out_prompts(config, plug_ins.held_out)
     sampler, config = plug_ins.sampler(train_prompts, config.seed), with_local_model(config, ranks)
-    modality, firsts = modality_of(config.policy), first_prompts(train_prompts)
+    modality, firsts = config.modality, first_prompts(train_prompts)
     looked_at = [*firsts, *held_out]
     refuse_ways_apart(config.policy, looked_at, ranks)
     modality.check_prompts(config.policy, looked_at)
@@ -173,7 +173,7 @@ def stage_policy(policy: Policy, config: RunConfig, algorithm: Algorithm) -> Pol
 
 def evaluator_of(config: RunConfig, policy: Policy, scored: Sequence[Prompt], rewards: RewardRunner, ranks: Ranks) -> Evaluator:
     """Who answers and scores held-out prompts."""
-    modality, settings = modality_of(config.policy), config.evaluation
+    modality, settings = config.modality, config.evaluation
     sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
     return Evaluator(policy, scored, rewards, settings, sampling, ranks, variants)
 
@@ -185,7 +185,7 @@ def look_before(config: RunConfig, ranks: Ranks) -> None:
     look_at_settings(config, ranks)
     if ranks.is_main:
         limits = None if config.environment is None else config.environment.limits
-        modality_of(config.policy).look_around(config.policy, config.algorithm.algorithm, limits)
+        config.modality.look_around(config.policy, config.algorithm.algorithm, limits)
     with ranks.main_first():
         refuse_unknown_space(with_local_model(config))
 
@@ -278,7 +278,7 @@ def adapted(config: RunConfig, prompts: Prompts) -> Algorithm:
     sequence are looked at, of a stream the beginning."""
     algorithm, known = config.algorithm.algorithm, prompts if isinstance(prompts, Sequence) else first_prompts(prompts)
     algorithm.check_prompts(known)
-    return modality_of(config.policy).adapt_algorithm(algorithm, config.policy, config.algorithm.label, known)
+    return config.modality.adapt_algorithm(algorithm, config.policy, config.algorithm.label, known)
 
 
 def policy_of_run(config: RunConfig, algorithm: Algorithm, worlds: Worlds | None) -> Policy:
@@ -286,12 +286,12 @@ def policy_of_run(config: RunConfig, algorithm: Algorithm, worlds: Worlds | None
     kept, cluster = shadows_of(config, algorithm), config.cluster
     samplers = SamplerSettings(cluster.samplers, cluster.restarts, cluster.samplers_share) if cluster.samplers else None
     needs = PolicyNeeds(kept, algorithm.ema_decay, algorithm.views, worlds, samplers)
-    return modality_of(config.policy).build(config.policy, needs)
+    return config.modality.build(config.policy, needs)
 
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
     """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once and by one process of a node."""
-    policy, kind = config.policy, modality_of(config.policy).name
+    policy, kind = config.policy, config.modality.name
     if not any(str(one.model).startswith(TINY) for one in (policy, *other_models(policy))):
         return config
 
@@ -323,7 +323,7 @@ def in_stage(
     goal = None
     if stage.until is not None and evaluator is not None:
         prompts = prompts_beyond(held_out, len(evaluator.prompts), stage.until)
-        goal = goal_of(stage.until, evaluator, prompts, note, stage.place or stage.name)
+        goal = goal_of(stage.until, evaluator, prompts, note, stage.where)
     for one in records.callbacks if stage.place else ():
         if isinstance(one, Progress | Losses):
             one.enter(stage.place, stage.begin, stage.end - stage.begin)
@@ -366,7 +366,7 @@ def prompts_to_show(
     readable = [prompt for i, prompt in enumerate(first) if i not in wrong]
     if run is None or not readable:
         return Records().seen
-    sampling, files = modality_of(config.policy).eval_sampling(settings), JsonlTracker(run, space)
+    sampling, files = config.modality.eval_sampling(settings), JsonlTracker(run, space)
     return SeenPrompts(policy, readable, settings, sampling, ranks, partial(files.write, split=SEEN))
 
 
@@ -394,7 +394,7 @@ def reward_runners(
 
     Raises ValueError where a reward is for samples of another kind, or reads boxes written otherwise.
     """
-    modality = modality_of(config.policy)
+    modality = config.modality
     output = modality.output_of(config.policy)
     unscored = config.algorithm.algorithm.unscored
     trained = [named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)]

@@ -141,7 +141,7 @@ def prepare(asked: EvaluationPlan, ranks: Ranks, accelerator: Accelerator | None
     reward misses its files or server.
     """
     plug_ins, config = asked.plug_ins, with_local_model(asked.config, ranks)
-    modality = modality_of(config.policy)
+    modality = config.modality
     modality.check_prompts(config.policy, asked.prompts)
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch), waiting("loading rewards"):
@@ -182,7 +182,7 @@ class AnswerSample:
 def config_of(run: RunDir, *kinds: str) -> RunConfig:
     """The settings of a run whose policy is of one of these kinds, without an engine; ValueError for another."""
     config = without_engine(configs.load(str(run.config_file))).config
-    own = modality_of(config.policy).name
+    own = config.modality.name
     if own not in kinds:
         raise ValueError(f"{run.path} {REMEDIES[own].format(run=run.path)}")
     return config
@@ -195,7 +195,7 @@ def answer(run: RunDir, config: RunConfig, prompt: Prompt, step: int | None = No
     Raises FileNotFoundError without the model, ValueError without such a checkpoint, or for a prompt that this model cannot
     answer, and CheckpointError for a damaged checkpoint.
     """
-    evaluation, modality = config.evaluation, modality_of(config.policy)
+    evaluation, modality = config.evaluation, config.modality
     state, number = state_at(run, step), evaluation.seed if seed is None else seed
     refuse_half_characters(prompt.text)
     local = with_local_model(config).policy

@@ -14,7 +14,6 @@ from mmrl.algorithms.pixels import with_rewards
 from mmrl.app.config.algorithm import assemble, presets
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, resolve
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.run.build import load_prompts
 from mmrl.app.toml.tables import KeyPath, Table, leaves
@@ -176,9 +175,9 @@ def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
             loaded = load_prompts(read_plug_ins(resolved).data, f"[data] {resolved.config.data.use}")
             prompts = [*islice(loaded, 4)]
             if contest.model is not None:
-                modality_of(resolved.config.policy).check_prompts(resolved.config.policy, prompts)
+                resolved.config.modality.check_prompts(resolved.config.policy, prompts)
         try:
-            algorithm = modality_of(resolved.config.policy).adapt_algorithm(algorithm, resolved.config.policy, label, prompts)
+            algorithm = resolved.config.modality.adapt_algorithm(algorithm, resolved.config.policy, label, prompts)
             if algorithm.schedule is not None:
                 refuse_rewards_without_gradient(resolved, algorithm)
             algorithm.planner.first(prompts, algorithm.group_size, 0, 0)

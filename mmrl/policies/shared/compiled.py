@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from mmrl.policies.shared.holding import holding
+from mmrl.runtime.blame import refuse_where
 
 log = logging.getLogger("mmrl")
 VARIANTS = 64
@@ -113,5 +114,4 @@ def refuse_uncompilable(device: torch.device | None, alone: bool, coded: bool) -
         f"there is no compiler here ({' or '.join(compilers)}): install one": not any(map(shutil.which, compilers)),
         "triton, which compiles for cards, is not installed: pip install triton": kind == "cuda" and not find_spec("triton"),
     }
-    for reason in [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(f"policy.compile is true, and {reason}, or leave policy.compile out")
+    refuse_where("policy.compile is true, and ", reasons, ", or leave policy.compile out")

@@ -8,6 +8,7 @@ from mmrl.policies.shared.lora import LoraSettings, check_teachers
 from mmrl.policies.shared.quantized.load import Quantized, refuse_idle
 from mmrl.policies.text.engine_settings import EngineConfig, check_url
 from mmrl.policies.video.sampling import VideoSettings
+from mmrl.runtime.blame import refuse_where
 from mmrl.runtime.ranges import Count, CountOrNone, Large, NonNegative, Positive, PositiveShare, Share, check_ranges
 
 BoxSpaceSetting = Literal["auto", "pixel", "resized", "norm1000", "norm1", "norm1000_yx"]
@@ -227,8 +228,8 @@ def refuse_context(policy: TextPolicyConfig) -> None:
         "policy.teachers were not tried with it": bool(policy.teachers),
         "the servers of [policy.engine] were not tried with it": policy.engine is not None,
     }
-    for reason in [reason for reason, holds in reasons.items() if holds and policy.context > 1]:
-        raise ValueError(f"policy.context is {policy.context}, and {reason}: change that, or leave policy.context out")
+    if policy.context > 1:
+        refuse_where(f"policy.context is {policy.context}, and ", reasons, ": change that, or leave policy.context out")
 
 
 def refuse_rest(context: int, processes: int) -> None:

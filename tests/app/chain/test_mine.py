@@ -217,15 +217,15 @@ def test_the_best_pictures_and_pairs_of_them_are_taught_and_a_stopped_chain_goes
 
     stages = stages_of(resolved_drawn(tmp_path / "gone"))
     moved = RunDir((tmp_path / "whole").rename(tmp_path / "moved"))
-    taught = [prompt.columns["picture"] for prompt in load_rows(stages, 0, moved)]
+    taught = [prompt.columns["picture"] for prompt in load_rows(stages[0], moved)]
     assert taught == [str(moved.path / "stages" / row["picture"]) for row in best]
     rows_are_of_what_was_sampled(moved, tmp_path)
     Path(taught[1]).unlink()
     with pytest.raises(ValueError, match=r"stage 1 of 4, best: its rows name .*\.png, which is gone: put"):
-        load_rows(stages, 0, moved)
+        load_rows(stages[0], moved)
     (moved.path / "stages" / "01-filter.jsonl").unlink()
     with pytest.raises(ValueError, match=r"stage 1 of 4, best: its rows, .*01-filter\.jsonl, are gone"):
-        load_rows(stages, 0, moved)
+        load_rows(stages[0], moved)
 
 
 def rows_are_of_what_was_sampled(run: RunDir, folder: Path) -> None:
@@ -233,7 +233,7 @@ def rows_are_of_what_was_sampled(run: RunDir, folder: Path) -> None:
 
     def refused(message: str, *words: str) -> None:
         with pytest.raises(ValueError, match=f"stage 1 of 4, best: {message}"):
-            load_rows(stages_of(resolved_drawn(folder / "gone", *words)), 0, run)
+            load_rows(stages_of(resolved_drawn(folder / "gone", *words))[0], run)
 
     refused(r"its rows were sampled from other data \(prompt '.*' and 2 more\): put the data back, or", "data.seed=7")
     refused(r".*\(one of 3 prompts, where there are 2 now\)", "stage.0.num_prompts=2")
