@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from mmrl.policies.shared.published import Published
 from mmrl.policies.text.families import Family, TextOnly
+from mmrl.policies.text.families.base import OwnProcessor
 
 TYPES = ("janus",)
 """Types of models that draw by tokens."""
@@ -100,34 +100,17 @@ def family_of(config: Any, plans: bool = False) -> Janus:
 
 
 @dataclass(frozen=True)
-class DrawingProcessor:
+class DrawingProcessor(OwnProcessor):
     """The model's processor as it asks for pictures: a chat ends with the token that begins one, or, for plans, without."""
 
-    inner: Any
     draws: bool = True
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.inner.tokenizer
-
-    @property
-    def chat_template(self) -> object:
-        return self.inner.chat_template
 
     def apply_chat_template(self, chat: Sequence[object], **options: object) -> str:
         """The chat as text, and the beginning of what follows."""
         return self.inner.apply_chat_template(chat, **options) + (self.inner.image_start_token if self.draws else "")
-
-    def __call__(self, text: Sequence[str], **options: object) -> object:
-        """Token ids (n, p) and their mask."""
-        return self.tokenizer(list(text), **options)
 
     def pictures(self, pixels: Sequence[Tensor]) -> list[Image.Image]:
         """PIL images of pixels (y, x, 3) in [-1, 1]."""
         # Asked for PIL images, the processor of transformers 5.23 raises: it takes that word for a kind of tensor.
         found: Tensor = self.inner.postprocess(list(pixels), return_tensors="pt")["pixel_values"]
         return [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in found]
-
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write the processor's files."""
-        self.inner.save_pretrained(folder)

@@ -1,11 +1,10 @@
 """The worlds of a dry run: what they answer fills an episode up to its limits, with pictures first."""
 
 from bisect import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import isqrt
-from typing import Any
 
 from PIL import Image
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from mmrl.core.episodes import Limits
 from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.policies.shared.dry_run import size_of
+from mmrl.policies.text.families.base import OwnProcessor
 from mmrl.policies.text.prompt.encode import Encoder
 from mmrl.policies.text.write.observe import observe
 
@@ -90,22 +90,18 @@ class DryWorlds:
         return {}
 
 
-@dataclass
-class OneReading:
+@dataclass(frozen=True)
+class OneReading(OwnProcessor):
     """A processor that reads every observation once: later ones are tensors of their own that share the first one's memory."""
 
-    inner: Any
     known: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
 
-    def __call__(self, text: list[str], **options: object) -> Mapping[str, Tensor]:
+    def __call__(self, text: Sequence[str], **options: object) -> Mapping[str, Tensor]:
         if options.get("add_special_tokens", True):
             return self.inner(text=text, **options)
         if text[0] not in self.known:
             self.known[text[0]] = dict(self.inner(text=text, **options))
         return {name: x.view_as(x) for name, x in self.known[text[0]].items()}
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
 
 
 def blank(count: int, side: int) -> tuple[Image.Image, ...]:

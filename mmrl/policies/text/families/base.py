@@ -66,6 +66,8 @@ class Family:
     """Do the tokens of a picture see each other in both directions, or is that unknown?"""
     sounds_read_by: str = "transformers[audio]"
     """What pip installs for transformers alone to read sounds."""
+    longest_sound: float | None = None
+    """Seconds of a sound that are heard, where its processor does not say."""
     wants_rate: bool = False
     """Does its processor warn unless it is given the rate of the sounds?"""
     looks_apart: bool = False
@@ -112,7 +114,7 @@ class Family:
         extractor = extractor_of(processor)
         if extractor is None or "audio" not in self.sees:
             return Ear()
-        return Ear(extractor.sampling_rate, float(getattr(extractor, "chunk_length", Ear.longest)))
+        return Ear(extractor.sampling_rate, float(self.longest_sound or getattr(extractor, "chunk_length", Ear.longest)))
 
     def processor(self, model: str, trusted: bool = False) -> HubProcessor:
         """The processor of a folder or hub model, with its chat template; `trusted`: its own code may run."""
@@ -124,7 +126,9 @@ class Family:
         return found
 
     def attach(self, core: Core) -> None:
-        """Give a model below its head what its own forward lacks, once it is loaded; nothing, for most."""
+        """Have a loaded model, below its head, take features of sounds, where it hears."""
+        if "audio" in self.sees:
+            write_sounds(core, self.token_of("audio"))
 
     def keeps(self, core: Core, names: Iterable[str]) -> frozenset[str]:
         """Which of the processor's tensors the model is given; ValueError for one that cannot be."""
@@ -208,6 +212,20 @@ class Family:
             key for key in self.config.to_dict() if re.fullmatch(rf"({'|'.join(KINDS)}|vision\w*|boi|eoi)_token_(id|index)", key)
         ]
         return frozenset(named | {id for key in keys if isinstance(id := getattr(self.config, key), int) and id >= 0})
+
+
+@dataclass(frozen=True)
+class OwnProcessor:
+    """A processor of transformers, some of whose methods are others here."""
+
+    inner: HubProcessor
+
+    def __getattr__(self, name: str) -> HubProcessor:
+        return getattr(self.inner, name)
+
+    def __call__(self, text: Sequence[str], **options: object) -> object:
+        """Token ids (n, p) and their mask."""
+        return self.tokenizer(list(text), **options)
 
 
 def extractor_of(processor: object) -> HubProcessor:

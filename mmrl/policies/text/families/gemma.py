@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mmrl.answers.spans.sounds import Ear
-from mmrl.policies.text.families.base import Core, Family, Media, write_sounds
+from mmrl.policies.text.families.base import Core, Family, Media
 from mmrl.policies.text.families.generic import COUNTS, Generic
 
 
@@ -24,8 +23,6 @@ class Gemma3(Family):
 
 VIDEO_KEYS = frozenset({"pixel_values_videos", "video_position_ids", "num_frames_per_video", COUNTS["video"]})
 AUDIO_KEYS = frozenset({"input_features", "input_features_mask", COUNTS["audio"]})
-LONGEST = 30.0
-"""Seconds of a sound that its processor keeps."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,7 @@ class Gemma4(Generic):
     clips_differ: bool = True
     vision: tuple[str, ...] = ("vision_tower", "audio_tower")
     projector: tuple[str, ...] = ("embed_vision", "embed_audio")
-
-    def ear(self, processor: Any) -> Ear:
-        return replace(super().ear(processor), longest=LONGEST)
-
-    def attach(self, core: Core) -> None:
-        if "audio" in self.sees:
-            write_sounds(core, self.token_of("audio"))
+    longest_sound: float | None = 30.0
 
     def look(self, core: Core, kind: str, media: Sequence[Media]) -> Any:
         output = super().look(core, kind, media)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.policies.text.families.base import Core, HubProcessor, Media, parameters_of, write_sounds
+from mmrl.policies.text.families.base import Core, HubProcessor, Media, parameters_of
 from mmrl.policies.text.families.generic import COUNTS, Generic
 
 JOINED = """\
@@ -48,9 +48,6 @@ class Hearing(Generic):
     def token_of(self, kind: str) -> int:
         found = getattr(self.config, "audio_token_id", None)
         return found if found is not None else self.config.audio_config.audio_token_id
-
-    def attach(self, core: Core) -> None:
-        write_sounds(core, self.token_of("audio"))
 
     def keeps(self, core: Core, names: Iterable[str]) -> frozenset[str]:
         return frozenset(names) & set(parameters_of(core.forward))

@@ -8,15 +8,12 @@ import torch
 from jaxtyping import Int, Real
 from torch import Tensor
 
-from mmrl.answers.spans.sounds import Ear
-from mmrl.policies.text.families.base import Core, Media, write_sounds
+from mmrl.policies.text.families.base import Core, Media
 from mmrl.policies.text.families.qwen_vl import CLOSE, VIDEO_KEYS, QwenVL, after_clips
 from mmrl.policies.video.decode import Frames
 
 MASK = "feature_attention_mask"
 AUDIO_KEYS = frozenset({"input_features", MASK})
-LONGEST = 2400.0
-"""Seconds of a sound that Qwen3-Omni hears at most: its makers speak of 40 minutes."""
 UNUSED = ("video_second_per_grid", "num_audio_tokens")
 """Tensors of the processor that follow from others."""
 WINDOW = 13
@@ -35,9 +32,6 @@ class QwenOmni(QwenVL):
     projector: tuple[str, ...] = ("visual.merger", "audio_tower.proj")
     between: bool = False
     """Do frames stand between whole positions?"""
-
-    def attach(self, core: Core) -> None:
-        write_sounds(core, self.token_of("audio"))
 
     def tidy(self, media: Media) -> Media:
         """Mel frames without what the processor adds up to its longest sound, which the model never reads."""
@@ -99,10 +93,8 @@ class Qwen3Omni(QwenOmni):
 
     between: bool = True
     projector: tuple[str, ...] = ("visual.merger", "visual.deepstack_merger_list", "audio_tower.proj")
-
-    def ear(self, processor: Any) -> Ear:
-        """Its processor drops nothing; LONGEST bounds what is decoded."""
-        return Ear(super().ear(processor).rate, LONGEST)
+    longest_sound: float | None = 2400.0
+    """Its makers speak of 40 minutes; its processor drops nothing."""
 
     def sound_tokens(self, media: Media) -> Int[Tensor, " sounds"]:
         """Three halvings of every hundred mel frames, of which the last may be short."""

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from mmrl.policies.shared.chat_templates import text_of
-from mmrl.policies.text.families.base import Family, HubProcessor, Media
+from mmrl.policies.text.families.base import Family, HubProcessor, Media, OwnProcessor
 
 
 @dataclass(frozen=True)
@@ -37,25 +36,15 @@ class TextOnly(Family):
 
 
 @dataclass(frozen=True)
-class TextProcessor:
+class TextProcessor(OwnProcessor):
     """A tokenizer where a processor is expected."""
 
-    tokenizer: HubProcessor
     image_processor: None = None
 
     @property
-    def chat_template(self) -> object:
-        """The tokenizer's."""
-        return self.tokenizer.chat_template
+    def tokenizer(self) -> HubProcessor:
+        return self.inner
 
     def apply_chat_template(self, chat: Sequence[Mapping[str, object]], **options: object) -> object:
         """The tokenizer's, whose templates want one text per message, not pieces."""
         return self.tokenizer.apply_chat_template([{**one, "content": text_of(one["content"])} for one in chat], **options)
-
-    def __call__(self, text: Sequence[str], images: None = None, **options: object) -> object:
-        """Token ids (n, p) and their mask."""
-        return self.tokenizer(list(text), **options)
-
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write the tokenizer's files."""
-        self.tokenizer.save_pretrained(folder)

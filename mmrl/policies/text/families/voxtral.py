@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.answers.spans.sounds import Ear, Wave
-from mmrl.policies.text.families.base import HubProcessor
+from mmrl.policies.text.families.base import HubProcessor, OwnProcessor
 from mmrl.policies.text.families.hearing import Hearing
 
 SOUND = "[AUDIO]"
@@ -61,26 +61,17 @@ class Voxtral(Hearing):
 
 
 @dataclass(frozen=True)
-class TekkenProcessor:
+class TekkenProcessor(OwnProcessor):
     """The model's processor, given texts and sounds; its tokenizer is tekken.json as transformers converts it.
 
     That of mistral-common takes whole chats alone, so no text could follow the answer of a turn.
     """
 
-    inner: HubProcessor
     tekken: bytes
     """The file."""
     piece: int
     """Placeholders of one piece of a sound."""
     chat_template: str = TEMPLATE
-
-    @property
-    def tokenizer(self) -> HubProcessor:
-        return self.inner.tokenizer
-
-    @property
-    def feature_extractor(self) -> HubProcessor:
-        return self.inner.feature_extractor
 
     def apply_chat_template(self, chat: Sequence[Mapping[str, object]], **options: object) -> str:
         """The chat as text, with one mark per sound."""
