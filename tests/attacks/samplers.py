@@ -15,8 +15,7 @@ from mmrl.app.config.run import load
 from mmrl.app.run.build import build
 from mmrl.policies.flow.write.generate import Sampled
 from mmrl.policies.shared.workers.crew import Crew, Restarts
-from mmrl.policies.shared.workers.remote import Place, Remote, SamplingProcess
-from mmrl.policies.shared.workers.slots import HEAD, NOTHING, Slots, buffer_of
+from mmrl.policies.shared.workers.remote import HEAD, NOTHING, Place, Remote, SamplingProcess, Slots, buffer_of
 from mmrl.runtime.repeating import Kernels
 from mmrl.training.stopping import TrainingStoppedError
 from tests.attacks.attack import Attack, BrokenError

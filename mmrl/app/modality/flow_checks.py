@@ -25,7 +25,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig, TeacherSettings
 from mmrl.policies.flow.sizes import Size, own_size, size_text
 from mmrl.policies.flow.write.given import refuse_other_kind
 from mmrl.policies.shared.teachers import refuse_missing_teachers, refuse_no_teachers
-from mmrl.policies.video.steady import frames_to_take
+from mmrl.policies.video.decode import frames_to_take
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, PULL, DT))}
 """Quantities that only noisy steps have."""

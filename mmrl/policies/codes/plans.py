@@ -22,8 +22,7 @@ from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.read.evaluate import RowEvaluation, evaluation_of
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace, append
-from mmrl.policies.text.write.draft import Stops
-from mmrl.policies.text.write.generate import Completions, Generation, Generator, LocalGenerator
+from mmrl.policies.text.write.generate import Completions, Generation, Generator, LocalGenerator, Stops
 from mmrl.policies.text.write.rollout import number_of
 from mmrl.runtime.tensors import pad_actions, stack_ragged
 

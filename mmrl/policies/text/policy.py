@@ -22,8 +22,8 @@ from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.teachers import TEACHER
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication
+from mmrl.policies.text.check.audit import check_worlds
 from mmrl.policies.text.check.diagnose import TextRounding
-from mmrl.policies.text.check.turns import check_worlds
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.kept import drained, keeper_of
 from mmrl.policies.text.loading import banned_tokens, writer_of
@@ -34,10 +34,9 @@ from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.read.distance import COMPARED, ComparedRows
-from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation, evaluation_of, trace_of_nothing
+from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation, Shown, evaluation_of, show, show_rows, trace_of_nothing
 from mmrl.policies.text.read.looks import LOOKS, RHYTHM, RhythmEvaluation, look, shows_attention
 from mmrl.policies.text.read.packable import shares_prompts
-from mmrl.policies.text.read.shown import Shown, show, show_rows
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.teachers import Teachers, refuse_other_tokens
 from mmrl.policies.text.trace import TextTrace, append, join

@@ -18,8 +18,7 @@ from mmrl.policies.text.loading import load_config, read_processor
 from mmrl.policies.text.parts import ServedTeacher
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.distance import STATES, Head, Other, States, TeachersPart, ToldPart
-from mmrl.policies.text.read.evaluate import trace_of_nothing
-from mmrl.policies.text.read.shown import show, show_rows
+from mmrl.policies.text.read.evaluate import show, show_rows, trace_of_nothing
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig, TextTeacher
 from mmrl.policies.text.trace import TextTrace, append
 from mmrl.policies.text.write.rollout import vocabulary_of

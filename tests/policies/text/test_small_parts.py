@@ -18,7 +18,7 @@ from mmrl.policies.text.families.text_only import TextOnly
 from mmrl.policies.text.loading import check_head, refusing_code
 from mmrl.policies.text.prompt.encode import Encoded, collate_prompts, stand_in_prompt
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.policies.text.write.draft import Stops
+from mmrl.policies.text.write.generate import Stops
 from mmrl.policies.video.sampling import VideoSettings
 
 

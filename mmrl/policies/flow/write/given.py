@@ -16,7 +16,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.trace import SigmaTable, trace_of_noised
 from mmrl.policies.flow.write.generate import Sampled
 from mmrl.policies.shared.pictures import open_picture
-from mmrl.policies.video.steady import clip_at, is_clip
+from mmrl.policies.video.decode import clip_at, is_clip
 from mmrl.runtime.spans import in_span
 
 Pictures = Callable[[FlowFamily, Sequence[Request]], tuple[Float[Tensor, "n ..."], Sequence[object]]]

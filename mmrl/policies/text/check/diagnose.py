@@ -15,7 +15,7 @@ from mmrl.core.types import Rollouts, Sample
 from mmrl.policies.shared import hypotheses as shared
 from mmrl.policies.shared.holding import holding
 from mmrl.policies.shared.hypotheses import BATCH, COMPILED, ROWS, SHIFT, Suspects
-from mmrl.policies.text.check.turns import observe_again
+from mmrl.policies.text.check.audit import observe_again
 from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.kept import layers_of

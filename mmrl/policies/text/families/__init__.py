@@ -5,10 +5,8 @@ from typing import Any
 from mmrl.policies.text.families.base import Family, Media, belongs
 from mmrl.policies.text.families.gemma import Gemma3, Gemma4, gemma4
 from mmrl.policies.text.families.generic import Generic
-from mmrl.policies.text.families.glm import Glm4v
 from mmrl.policies.text.families.hearing import GraniteSpeech, Hearing, Phi4
-from mmrl.policies.text.families.qwen_omni import Qwen3Omni, QwenOmni
-from mmrl.policies.text.families.qwen_vl import BOX_SPACES, QwenVL
+from mmrl.policies.text.families.qwen_vl import BOX_SPACES, Glm4v, Qwen3Omni, QwenOmni, QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
 from mmrl.policies.text.families.tiles import Idefics, InternVL, LlavaOnevision, SmolVLM
 from mmrl.policies.text.families.voxtral import Voxtral

@@ -17,7 +17,7 @@ from mmrl.core.types import Batch, Prompt, Rollouts
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
-from mmrl.policies.video.steady import clip_at
+from mmrl.policies.video.decode import clip_at
 from tests.support.flow_policies import LORA, stir
 from tests.support.rows import counts_of, scores
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmrl.policies.shared.workers import slots as slots_module
-from mmrl.policies.shared.workers.slots import HEAD, SHARED, Slots, TornWeightsError, buffer_of
+from mmrl.policies.shared.workers import remote
+from mmrl.policies.shared.workers.remote import HEAD, SHARED, Slots, TornWeightsError, buffer_of
 
 WEIGHTS = [torch.arange(6.0).reshape(2, 3), torch.ones(3, dtype=torch.bfloat16), torch.zeros(0, 4)]
 
@@ -32,7 +32,7 @@ def test_each_slot_gives_back_what_was_written(slots: Slots):
 
 
 def test_too_little_shared_memory_is_refused_before_a_write_beyond_it_kills_the_process(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(slots_module, "disk_usage", lambda folder: SimpleNamespace(free=500))
+    monkeypatch.setattr(remote, "disk_usage", lambda folder: SimpleNamespace(free=500))
     with pytest.raises(ValueError, match=r"through 0 MiB of shared memory, and /dev/shm has 0 MiB: .*docker run --shm-size"):
         Slots.for_weights([torch.zeros(1000)])
 
@@ -40,7 +40,7 @@ def test_too_little_shared_memory_is_refused_before_a_write_beyond_it_kills_the_
 def test_shared_memory_that_another_program_fills_meanwhile_is_refused_too(monkeypatch: pytest.MonkeyPatch):
     """It seems to be there, and its pages are not; nothing of it is left."""
     before = set(SHARED.iterdir())
-    monkeypatch.setattr(slots_module, "disk_usage", lambda folder: SimpleNamespace(free=2**60))
+    monkeypatch.setattr(remote, "disk_usage", lambda folder: SimpleNamespace(free=2**60))
     with pytest.raises(ValueError, match=r"MiB of shared memory, and /dev/shm has .*docker run --shm-size"):
         Slots.for_weights([torch.empty(disk_usage(SHARED).total // 4, device="meta")])
     assert set(SHARED.iterdir()) <= before

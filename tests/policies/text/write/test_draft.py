@@ -11,8 +11,7 @@ from mmrl.core.types import Prompt, Request
 from mmrl.policies.shared.hypotheses import in_precision
 from mmrl.policies.shared.lora import LoraSettings, casting_layers
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.policies.text.write.draft import Draft, Stops
-from mmrl.policies.text.write.generate import LOOK_EVERY, Completions, Generation, LocalGenerator
+from mmrl.policies.text.write.generate import LOOK_EVERY, Completions, Draft, Generation, LocalGenerator, Stops
 from tests.support.host_looks import host_looks
 from tests.support.second_device import META, SecondDevice
 from tests.support.text_policies import FAMILIES, FP32_BOUND, bias_toward, make, prompts
