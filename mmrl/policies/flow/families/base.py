@@ -37,6 +37,8 @@ class FamilyFacts:
     """Fewest and most pictures in a prompt."""
     source_step: ClassVar[int] = 1
     """Pixels to a multiple of which the sides of a prompt's pictures are rounded, beside those of a token."""
+    side_of_token: ClassVar[int] = 2
+    """Latents per token along one side, unless the transformer's config says it."""
     packed: ClassVar[bool] = True
     """Does the transformer take a token for every `patch` x `patch` latents? False: latents as they are."""
     source_least: ClassVar[int] = 1
@@ -47,6 +49,10 @@ class FamilyFacts:
     """Tokens that the long text encoder takes where a run says nothing."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Linear layers of the transformer that adapters sit on with policy.lora.targets = "auto"."""
+    reads: ClassVar[tuple[str, ...]] = ("embeds",)
+    """Names of what the pipeline's encode_prompt answers, in its order; "": it is left out."""
+    read_with: ClassVar[Mapping[str, object]] = {}
+    """Arguments of encode_prompt besides the text, the device and the most tokens."""
     text_width: ClassVar[str] = "joint_attention_dim"
     """What the transformer's config calls the width of a token's embedding."""
     lists_steps: ClassVar[bool] = True
@@ -103,6 +109,14 @@ class FamilyFacts:
         """Was it distilled, as far as is known, to draw in a few steps?"""
         return False
 
+    def start(self, noise: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
+        """The packed latents at the plan's first sigma, of standard normal noise."""
+        return noise
+
+    def finish(self, latents: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
+        """The packed latents to decode, from those at the plan's last sigma."""
+        return latents
+
 
 Pipeline = Any
 """A pipeline of diffusers, whose parts have no types."""
@@ -120,6 +134,8 @@ ATTENTION = tuple(
     f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
 """The linear layers of attention over text and image together, as diffusers names them."""
+ONE_PASS = {"do_classifier_free_guidance": False}
+"""Has encode_prompt read one text, without another one to lead away from."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +219,7 @@ class FlowFamily(FamilyFacts):
     @property
     def patch(self) -> int:
         """Latents per token along one side."""
-        return 2
+        return self.side_of_token
 
     @property
     def grid(self) -> Grid:
@@ -283,14 +299,6 @@ class FlowFamily(FamilyFacts):
         self.check_plan(plan)
         return plan.sigmas(plan.spacing or self.spacing(), self.image_tokens)
 
-    def start(self, noise: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
-        """The packed latents at the plan's first sigma, of standard normal noise."""
-        return noise
-
-    def finish(self, latents: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
-        """The packed latents to decode, from those at the plan's last sigma."""
-        return latents
-
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         """Latents in the form that the transformer takes: a token for every `patch` x `patch` of them, or as they are."""
         if not self.packed:
@@ -306,7 +314,8 @@ class FlowFamily(FamilyFacts):
 
     def encode(self, text: str, device: torch.device) -> Condition:
         """The embeddings of one prompt, on the CPU."""
-        raise NotImplementedError
+        found = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens, **self.read_with)
+        return {name: value[0].cpu() for name, value in zip(self.reads, found, strict=False) if name}
 
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
         """The embeddings of a prompt that holds pictures, which already have `source_size`, on the CPU."""
@@ -343,7 +352,7 @@ class FlowFamily(FamilyFacts):
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """Tokens of a prompt, and how many of them the model sees."""
-        raise NotImplementedError
+        return token_count(self.pipeline.tokenizer, text), self.prompt_tokens
 
     def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
         """One batch; `full` pads prompts of different length to `prompt_tokens`."""
@@ -351,6 +360,10 @@ class FlowFamily(FamilyFacts):
 
     def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         """The transformer's output at latents x; timesteps run from 1000 (noise) to 0."""
+        return self.ask(transformer, x, timesteps, prompts)
+
+    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Conditions, **more: Tensor) -> Tensor:
+        """The same at times of rows, or of tokens."""
         raise NotImplementedError
 
     @property
@@ -382,6 +395,27 @@ class FlowFamily(FamilyFacts):
         return PipelineCall({self.guided_by: guidance, "negative_prompt": self.empty_prompt, **length})
 
 
+@dataclass(frozen=True)
+class Distillable(FlowFamily):
+    """A model whose model_index.json says whether it was distilled to be drawn without guidance."""
+
+    called: ClassVar[tuple[str, str]]
+    """The names of the model, and of the one that guidance may be asked of."""
+
+    @classmethod
+    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
+        super().refuse(index, settings)
+        if index.get("is_distilled") and settings.guidance not in (None, 1):
+            raise ValueError(
+                f"policy.guidance is {settings.guidance:g}, but {settings.model!r} is a distilled {cls.called[0]}, which is "
+                f"drawn without: leave policy.guidance out, or take {cls.called[1]}"
+            )
+
+    @property
+    def is_distilled(self) -> bool:
+        return bool(self.pipeline.config.is_distilled)
+
+
 def refuse_settings(family: FlowFamily) -> None:
     """Raise ValueError for settings that a model of the family cannot take."""
     for name in ("height", "width"):
@@ -406,15 +440,6 @@ def refuse_settings(family: FlowFamily) -> None:
         raise ValueError(
             "policy.source_pixels and policy.source_fit are for pictures in prompts, but this model draws from text alone: "
             "leave them out"
-        )
-
-
-def refuse_guidance(index: Index, settings: FlowPolicyConfig, name: str, instead: str) -> None:
-    """Raise ValueError for guidance of a model that, as its index says, was distilled to be drawn without."""
-    if index.get("is_distilled") and settings.guidance not in (None, 1):
-        raise ValueError(
-            f"policy.guidance is {settings.guidance:g}, but {settings.model!r} is a distilled {name}, which is drawn without: "
-            f"leave policy.guidance out, or take {instead}"
         )
 
 

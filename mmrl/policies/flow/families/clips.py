@@ -57,7 +57,7 @@ class ClipFamily(FlowFamily):
     @property
     def channels(self) -> int:
         """Channels of the autoencoder's latents."""
-        raise NotImplementedError
+        return int(self.config.in_channels)
 
     @property
     def clip_shape(self) -> tuple[int, ...]:
@@ -72,13 +72,6 @@ class ClipFamily(FlowFamily):
     @property
     def image_tokens(self) -> int:
         return self.latent_shape[1] * super().image_tokens
-
-    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
-        return self.ask(transformer, x, timesteps, prompts)
-
-    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Conditions, **more: Tensor) -> Tensor:
-        """The network's output at times of rows, or of tokens."""
-        raise NotImplementedError
 
     def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
         """Mean 0 and deviation 1 by channel."""

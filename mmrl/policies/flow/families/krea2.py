@@ -7,15 +7,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import DynamicShift, Spacing
-from mmrl.policies.flow.families.base import Condition, Conditions, Index, Times, grid_places, refuse_guidance, token_count
+from mmrl.policies.flow.families.base import Condition, Conditions, Distillable, Times, grid_places, token_count
 from mmrl.policies.flow.families.qwen.image import QwenParts
-from mmrl.policies.flow.settings import FlowPolicyConfig
 
 LAYERS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_gate", "attn.to_out.0", "ff.gate", "ff.up", "ff.down")
 
 
 @dataclass(frozen=True)
-class Krea2(QwenParts):
+class Krea2(Distillable, QwenParts):
     """Guidance 5.5 is the pipeline's 4.5, which adds 4.5 times the difference; the distilled Turbo has none.
 
     Adapters that were trained on Raw also work on Turbo, as its makers say. A prompt of 512 tokens has 12 layers of features.
@@ -26,15 +25,7 @@ class Krea2(QwenParts):
     lora_targets = LAYERS
     guided_by = "guidance_scale"
     guided_from = 1.0
-
-    @classmethod
-    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
-        super().refuse(index, settings)
-        refuse_guidance(index, settings, "Krea 2", "Krea 2 Raw")
-
-    @property
-    def is_distilled(self) -> bool:
-        return bool(self.pipeline.config.is_distilled)
+    called = ("Krea 2", "Krea 2 Raw")
 
     def spacing(self) -> Spacing:
         """The distilled model has one shift for all sizes."""

@@ -89,10 +89,6 @@ class LTX2(FirstLatent):
             )
 
     @property
-    def channels(self) -> int:
-        return int(self.config.in_channels)
-
-    @property
     def seconds(self) -> float:
         """The length of clip and sound."""
         return self.settings.frames / self.fps

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import EULER, Condition, Conditions, FlowFamily, Times, token_count
+from mmrl.policies.flow.families.base import EULER, Condition, Conditions, FlowFamily, token_count
 from mmrl.policies.flow.families.clips import ClipFamily, FirstLatent
 
 
@@ -23,10 +23,7 @@ class Sana(FlowFamily):
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     text_width = "caption_channels"
     packed = False
-
-    @property
-    def patch(self) -> int:
-        return 1
+    side_of_token = 1
 
     @property
     def instruction(self) -> list[str]:
@@ -51,9 +48,6 @@ class Sana(FlowFamily):
     def count_tokens(self, text: str) -> tuple[int, int]:
         return token_count(self.pipeline.tokenizer, text.lower().strip()), self.prompt_tokens
 
-    def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
-        return self.ask(transformer, x, timesteps, prompts)
-
     def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Conditions, **more: Tensor) -> Tensor:
         """DPM-Solver's times are whole numbers."""
         whole = type(self.pipeline.scheduler).__name__ != EULER
@@ -75,10 +69,6 @@ class SanaVideo(Sana, ClipFamily):
 
     usual_guidance = 6.0
     lists_steps = False
-
-    @property
-    def channels(self) -> int:
-        return int(self.config.in_channels)
 
     @property
     def patch(self) -> int:

@@ -1,12 +1,13 @@
 """Stable Diffusion 3 and 3.5: two CLIP encoders, perhaps T5, and latents that the transformer cuts into patches itself."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import Spacing
-from mmrl.policies.flow.families.base import ATTENTION, Condition, Conditions, FlowFamily, Times, token_count
+from mmrl.policies.flow.families.base import ATTENTION, ONE_PASS, Condition, Conditions, FlowFamily, Times, token_count
 from mmrl.policies.flow.sizes import Grid
 
 
@@ -21,6 +22,8 @@ class StableDiffusion3(FlowFamily):
     sums_alike = True
     lists_steps = False
     packed = False
+    reads = ("embeds", "", "pooled")
+    read_with = MappingProxyType({"prompt_2": None, "prompt_3": None, **ONE_PASS})
 
     @property
     def grid(self) -> Grid:
@@ -38,12 +41,6 @@ class StableDiffusion3(FlowFamily):
                 "this Stable Diffusion 3 spaces its steps by picture size, which is not known here: set schedule.spacing"
             )
         return super().spacing()
-
-    def encode(self, text: str, device: torch.device) -> Condition:
-        embeds, _, pooled, _ = self.pipeline.encode_prompt(
-            text, None, None, device=device, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens
-        )
-        return {"embeds": embeds[0].cpu(), "pooled": pooled[0].cpu()}
 
     def blank_condition(self, dtype: torch.dtype) -> Condition:
         """With the tokens of CLIP before those of T5."""

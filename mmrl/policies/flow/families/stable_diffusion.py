@@ -31,6 +31,7 @@ class StableDiffusion(FlowFamily):
     usual_prompt_tokens = 77
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     packed = False
+    side_of_token = 1
 
     @classmethod
     def refuse_scheduler(cls, name: str, config: Mapping[str, object]) -> None:
@@ -49,10 +50,6 @@ class StableDiffusion(FlowFamily):
                 f"policy.model {self.settings.model!r} predicts {prediction!r}: take a model that predicts "
                 f"{' or '.join(PREDICTIONS)}"
             )
-
-    @property
-    def patch(self) -> int:
-        return 1
 
     @property
     def shift(self) -> float:

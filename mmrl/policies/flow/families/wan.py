@@ -8,7 +8,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import EULER, SOURCE, Condition, Conditions, Times, token_count
+from mmrl.policies.flow.families.base import EULER, ONE_PASS, SOURCE, Condition, Conditions, Times
 from mmrl.policies.flow.families.clips import SEEN, ClipFamily, FirstLatent, FromFrame
 
 
@@ -67,6 +67,7 @@ class Wan(ClipFamily):
     usual_guidance = 5.0
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD
+    read_with = ONE_PASS
     text_width = "text_dim"
     lists_steps = False
     networks = ("transformer", "transformer_2")
@@ -96,15 +97,6 @@ class Wan(ClipFamily):
     @property
     def default_guidance(self) -> float:
         return self.usual_guidance if self.boundary is None else 4.0
-
-    def encode(self, text: str, device: torch.device) -> Condition:
-        embeds, _ = self.pipeline.encode_prompt(
-            text, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens, device=device
-        )
-        return {"embeds": embeds[0].cpu()}
-
-    def count_tokens(self, text: str) -> tuple[int, int]:
-        return token_count(self.pipeline.tokenizer, text), self.prompt_tokens
 
     def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Conditions, **more: Tensor) -> Tensor:
         return transformer(hidden_states=x, timestep=times, encoder_hidden_states=prompts["embeds"], return_dict=False, **more)[0]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mmrl.flow.sigmas import LinearShift, Spacing
-from mmrl.policies.flow.families.base import Condition, Conditions, FlowFamily, Times, side_by_side, token_count
+from mmrl.policies.flow.families.base import ONE_PASS, Condition, Conditions, FlowFamily, Times, side_by_side, token_count
 from mmrl.policies.flow.sizes import Grid
 from mmrl.runtime.tensors import to_device
 
@@ -56,6 +56,7 @@ class ZImage(PositionTables):
     usual_prompt_tokens = 512
     lora_targets = LAYERS + FEED_FORWARD
     guided_from = 1.0
+    read_with = ONE_PASS
 
     @property
     def is_distilled(self) -> bool:
@@ -69,13 +70,6 @@ class ZImage(PositionTables):
         """The pipeline lists its even steps in float32."""
         found = super().spacing()
         return replace(found, listed="float32") if isinstance(found, LinearShift) else found
-
-    def encode(self, text: str, device: torch.device) -> Condition:
-        # The pipeline writes the templates into the list that it is given.
-        embeds, _ = self.pipeline.encode_prompt(
-            [text], device=device, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens
-        )
-        return {"embeds": embeds[0].cpu()}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the chat template around the prompt."""

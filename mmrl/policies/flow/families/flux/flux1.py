@@ -11,7 +11,17 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import ATTENTION, SOURCE, Condition, Conditions, FlowFamily, Times, grid_places, token_count
+from mmrl.policies.flow.families.base import (
+    ATTENTION,
+    ONE_PASS,
+    SOURCE,
+    Condition,
+    Conditions,
+    FlowFamily,
+    Times,
+    grid_places,
+    token_count,
+)
 from mmrl.policies.flow.families.sources import tokens_of
 from mmrl.policies.shared.holding import holding
 
@@ -26,6 +36,7 @@ class Flux(FlowFamily):
     usual_prompt_tokens = 512
     guided_by = "true_cfg_scale"
     sums_alike = True
+    reads = ("embeds", "pooled")
     lora_targets = ATTENTION + FEED_FORWARD
 
     @property
@@ -40,10 +51,6 @@ class Flux(FlowFamily):
     @property
     def embeds_guidance(self) -> bool:
         return self.config.guidance_embeds
-
-    def encode(self, text: str, device: torch.device) -> Condition:
-        embeds, pooled, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)
-        return {"embeds": embeds[0].cpu(), "pooled": pooled[0].cpu()}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         return token_count(self.pipeline.tokenizer_2, text), self.prompt_tokens
@@ -76,6 +83,8 @@ class Chroma(Flux):
     usual_guidance = 3.0
     guided_by = "guidance_scale"
     sums_alike = False
+    reads = ("embeds", "", "mask")
+    read_with = ONE_PASS
 
     @property
     def default_guidance(self) -> float:
@@ -90,18 +99,12 @@ class Chroma(Flux):
     def embeds_guidance(self) -> bool:
         return False
 
-    def encode(self, text: str, device: torch.device) -> Condition:
-        embeds, _, mask, *_ = self.pipeline.encode_prompt(
-            text, device=device, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens
-        )
-        return {"embeds": embeds[0].cpu(), "mask": mask[0].cpu()}
-
     def blank_condition(self, dtype: torch.dtype) -> Condition:
         blank = super().blank_condition(dtype)
         return {**blank, "mask": torch.ones(len(blank["embeds"]), dtype=dtype)}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
-        return token_count(self.pipeline.tokenizer, text), self.prompt_tokens
+        return FlowFamily.count_tokens(self, text)
 
     def velocity(self, transformer: nn.Module, x: Tensor, timesteps: Times, prompts: Conditions, guidance: float) -> Tensor:
         # It holds numbers, which diffusers adds to the scores: padding is seen a little, and cannot be cut.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float
@@ -15,15 +15,13 @@ from mmrl.policies.flow.families.base import (
     SOURCE,
     Condition,
     Conditions,
+    Distillable,
     FlowFamily,
-    Index,
     PipelineCall,
     Times,
-    refuse_guidance,
     token_count,
 )
 from mmrl.policies.flow.families.sources import tokens_of
-from mmrl.policies.flow.settings import FlowPolicyConfig
 
 FEED_FORWARD = ("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out")
 SINGLE = ("attn.to_qkv_mlp_proj",)
@@ -43,16 +41,12 @@ class Flux2(FlowFamily):
     source_least = 64
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD + SINGLE
-    text_layers: ClassVar[tuple[int, ...]] = (10, 20, 30)
-    """Layers of the text encoder that are set side by side."""
+    read_with = MappingProxyType({"text_encoder_out_layers": (10, 20, 30)})
+    side_of_token = 1
 
     @property
     def scale(self) -> int:
         return self.pipeline.vae_scale_factor * 2
-
-    @property
-    def patch(self) -> int:
-        return 1
 
     @property
     def embeds_guidance(self) -> bool:
@@ -62,14 +56,8 @@ class Flux2(FlowFamily):
         return EmpiricalShift()
 
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        call, layers = super().pipeline_call(guidance), {"text_encoder_out_layers": list(self.text_layers)}
-        return None if call is None else PipelineCall({**call.arguments, **layers})
-
-    def encode(self, text: str, device: torch.device) -> Condition:
-        embeds, _ = self.pipeline.encode_prompt(
-            text, device=device, max_sequence_length=self.prompt_tokens, text_encoder_out_layers=self.text_layers
-        )
-        return {"embeds": embeds[0].cpu()}
+        call = super().pipeline_call(guidance)
+        return None if call is None else PipelineCall({**call.arguments, **self.read_with})
 
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
         width, height = self.source_size
@@ -134,19 +122,11 @@ def places(n: int, time: int, rows: int, columns: int, words: int, device: torch
 
 
 @dataclass(frozen=True)
-class Flux2Klein(Flux2):
+class Flux2Klein(Distillable, Flux2):
     """FLUX.2-klein: Qwen3's layers 9, 18 and 27; base has guidance 4 by a second forward, the distilled one has none."""
 
-    text_layers = (9, 18, 27)
-
-    @classmethod
-    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
-        super().refuse(index, settings)
-        refuse_guidance(index, settings, "FLUX.2-klein", "a klein-base model")
-
-    @property
-    def is_distilled(self) -> bool:
-        return bool(self.pipeline.config.is_distilled)
+    read_with = MappingProxyType({"text_encoder_out_layers": (9, 18, 27)})
+    called = ("FLUX.2-klein", "a klein-base model")
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the chat template around the prompt."""

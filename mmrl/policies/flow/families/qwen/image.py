@@ -68,10 +68,6 @@ class QwenImage(QwenParts):
                 "model without guidance_embeds"
             )
 
-    def encode(self, text: str, device: torch.device) -> Condition:
-        embeds, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)
-        return {"embeds": embeds[0].cpu()}
-
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the end of the template around the prompt, which counts too."""
         whole = token_count(self.pipeline.tokenizer, self.pipeline.prompt_template_encode.format(text))

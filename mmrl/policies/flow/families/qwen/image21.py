@@ -69,11 +69,8 @@ class QwenImage21(QwenParts):
     usual_prompt_tokens = 512
     lora_targets = LAYERS
     empty_prompt = " "
+    side_of_token = 1
     own_negatives = True
-
-    @property
-    def patch(self) -> int:
-        return 1
 
     @property
     def grid(self) -> Grid:
