@@ -29,14 +29,23 @@ def seed_of(seed: int, group_id: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+class PromptByPrompt(PlannerHooks):
+    """What is sampled of a prompt depends on no other one."""
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        """The requests of a step begin with these; a step may call this several times, for fresh prompts."""
+        return [one for request in one_request_each(prompts, group_size, first_id, seed) for one in self.asked(request)]
+
+    def asked(self, request: Request) -> Sequence[Request]:
+        """The requests of one prompt, in place of this one for its whole group."""
+        return (request,)
+
+
 @dataclass(frozen=True)
-class Once(PlannerHooks):
+class Once(PromptByPrompt):
     """Every prompt is sampled once, whatever the scores say."""
 
     max_rounds = 1
-
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return one_request_each(prompts, group_size, first_id, seed)
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         return Revision()
@@ -88,7 +97,7 @@ class DynamicSampling(Once):
 
 
 @dataclass(frozen=True)
-class Remembering(PlannerHooks, ABC):
+class Remembering(PromptByPrompt, ABC):
     """A planner that samples every prompt once, and can look up these requests in later rounds of the step.
 
     The groups that it sees have no media, these requests do.
@@ -98,10 +107,8 @@ class Remembering(PlannerHooks, ABC):
     """Group -> its first request, of this step."""
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        """One request per prompt, which is remembered; a step may call this several times, for fresh prompts."""
-        requests = one_request_each(prompts, group_size, first_id, seed)
-        self.requests.update({request.group_id: request for request in requests})
-        return requests
+        self.requests.update({one.group_id: one for one in one_request_each(prompts, group_size, first_id, seed)})
+        return super().first(prompts, group_size, first_id, seed)
 
     def again(self, group_id: int, count: int, draw: int, **changes: Any) -> Request:
         """More samples of a group. Requests of a group with different `draw` (1, 2, ...) have random numbers of their own."""

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Annotated
 
 from mmrl.algorithms.beside import SHARES, Beside, Parts, thought_of
-from mmrl.algorithms.planners.base import Once, Remembering, Twice, one_request_each, seed_of
+from mmrl.algorithms.planners.base import Once, Remembering, Twice, seed_of
 from mmrl.algorithms.planners.hints import check_template, hints_of
 from mmrl.algorithms.planners.segments import Values
 from mmrl.core.types import Given, Group, Piece, Prefix, Prompt, Request, Revision, Shown
@@ -36,11 +36,10 @@ class BegunParts(Remembering, Beside, ABC):
                 f"{algorithm.group_size}: set it to a multiple of {count}"
             )
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        count = group_size // len(self.beginnings)
+    def asked(self, request: Request) -> Sequence[Request]:
+        count = request.count // len(self.beginnings)
         return [
             replace(request, count=count, seed=seed_of(request.seed, k), written=Given((piece,), whole=False))
-            for request in one_request_each(prompts, group_size, first_id, seed)
             for k, piece in enumerate(self.beginnings)
         ]
 
@@ -211,17 +210,16 @@ class Wordings(Once):
                     "nothing: add it to the data, or name another column with algorithm.planner.column"
                 )
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+    def asked(self, request: Request) -> Sequence[Request]:
         """Raises ValueError for a prompt with more wordings than a group has samples."""
-        requests: list[Request] = []
-        for request in one_request_each(prompts, group_size, first_id, seed):
-            texts = (request.prompt.text, *hints_of(request.prompt, self.column))
-            if len(texts) > group_size:
-                raise ValueError(
-                    f"prompt {request.prompt.id!r} has {len(texts)} wordings, and algorithm.group_size is {group_size}: set it "
-                    f"to {len(texts)} or more"
-                )
-            for draw, (text, count) in enumerate(zip(texts, split_of(group_size, len(texts)), strict=True)):
-                shown = Shown(replace(request.prompt, text=text), trained=True) if draw else Shown()
-                requests.append(replace(request, count=count, seed=seed_of(request.seed, draw), shown=shown))
-        return requests
+        texts = (request.prompt.text, *hints_of(request.prompt, self.column))
+        if len(texts) > request.count:
+            raise ValueError(
+                f"prompt {request.prompt.id!r} has {len(texts)} wordings, and algorithm.group_size is {request.count}: set it to "
+                f"{len(texts)} or more"
+            )
+        shown = [Shown(), *(Shown(replace(request.prompt, text=text), trained=True) for text in texts[1:])]
+        return [
+            replace(request, count=count, seed=seed_of(request.seed, draw), shown=one)
+            for draw, (one, count) in enumerate(zip(shown, split_of(request.count, len(texts)), strict=True))
+        ]

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from mmrl.algorithms.planners.base import Once, Remembering, one_request_each
+from mmrl.algorithms.planners.base import Once, Remembering
 from mmrl.algorithms.planners.taught import refuse_both_ways
 from mmrl.core.samples import IMAGE, VIDEO, Video, is_named, kind_of
 from mmrl.core.types import Group, Prompt, Request, Revision, Tempering
@@ -23,8 +23,8 @@ class SampleFrom(Once):
     model: Literal["ema", "ref"] = "ema"
     """ema: the averaged weights; ref: the weights before training."""
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return [replace(request, model=self.model) for request in super().first(prompts, group_size, first_id, seed)]
+    def asked(self, request: Request) -> Sequence[Request]:
+        return (replace(request, model=self.model),)
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,9 @@ class Scouts(Remembering):
     max_rounds = 2
     scouts = True
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+    def asked(self, request: Request) -> Sequence[Request]:
         few = Tempering(num_steps=self.steps)
-        asked = super().first(prompts, group_size, first_id, seed)
-        return [replace(one, count=self.each * group_size, model=self.model, tempering=few) for one in asked]
+        return (replace(request, count=self.each * request.count, model=self.model, tempering=few),)
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Ask for the best and the worst scouts again, as groups of their own; scouts without a score are left out."""
@@ -109,9 +108,8 @@ class TaughtPictures(Once):
         """The columns of a prompt that are taught."""
         return (self.column or next((name for name in SHOWN if name in prompt.columns), SHOWN[0]),)
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        requests = one_request_each(prompts, 1, first_id, seed)
-        return [replace(request, role="injected", written=self.columns_of(request.prompt)[0]) for request in requests]
+    def asked(self, request: Request) -> Sequence[Request]:
+        return [replace(request, count=1, role="injected", written=column) for column in self.columns_of(request.prompt)]
 
 
 @dataclass(frozen=True)
@@ -142,12 +140,8 @@ class TaughtPairs(Once):
         """The columns of a prompt that are taught."""
         return self.chosen, self.rejected
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return [
-            replace(request, role="injected", written=column)
-            for request in one_request_each(prompts, 1, first_id, seed)
-            for column in self.columns_of(request.prompt)
-        ]
+    def asked(self, request: Request) -> Sequence[Request]:
+        return [replace(request, count=1, role="injected", written=column) for column in self.columns_of(request.prompt)]
 
 
 def name_of(shown: object) -> str:

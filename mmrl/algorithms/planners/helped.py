@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mmrl.algorithms.planners.base import Once, Twice, one_request_each, right_ones
+from mmrl.algorithms.planners.base import Once, Twice, right_ones
 from mmrl.algorithms.planners.hints import check_column, check_template, hints_of
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.algorithms.views import Hint
@@ -88,12 +88,11 @@ class SerialExits(Twice):
     """True: the beginning of a thought also trains in every answer that branches off it, which makes thoughts after the first
     right exit rarer. False: a thought trains once, in the whole answer, which never earns most."""
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+    def asked(self, request: Request) -> Sequence[Request]:
         """Raises ValueError for a group of one."""
-        if group_size < 2:
+        if request.count < 2:
             raise ValueError("SerialExits compares a whole answer with exits from it: set algorithm.group_size to 2 or more")
-        requests = super().first(prompts, group_size, first_id, seed)
-        return [replace(request, count=1) for request in requests]
+        return (replace(request, count=1),)
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Cut every answer, and continue from all cuts."""
@@ -126,9 +125,6 @@ class WithExpert(Once):
         """Raises ValueError where no prompt has an expert's answer."""
         check_column(self, prompts, self.column, "an expert's answer")
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        requests: list[Request] = []
-        for request in one_request_each(prompts, group_size, first_id, seed):
-            given = hints_of(request.prompt, self.column)[:1]
-            requests += [request, *(replace(request, count=1, role="injected", written=text) for text in given)]
-        return requests
+    def asked(self, request: Request) -> Sequence[Request]:
+        given = hints_of(request.prompt, self.column)[:1]
+        return [request, *(replace(request, count=1, role="injected", written=text) for text in given)]

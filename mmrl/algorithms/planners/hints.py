@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, cast
 
 from mmrl.algorithms.beside import Beside, Parts
-from mmrl.algorithms.planners.base import Once, Remembering, Twice, one_request_each, right_ones, seed_of
+from mmrl.algorithms.planners.base import Once, Remembering, Twice, right_ones, seed_of
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Request, Revision, Shown
@@ -237,19 +237,16 @@ class BesideHint(Once):
         """Raises ValueError where no prompt has the text."""
         check_column(self, prompts, self.column, "a text that helps to answer")
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+    def asked(self, request: Request) -> Sequence[Request]:
         """Raises ValueError for a group of one."""
-        if group_size < 2:
+        if request.count < 2:
             raise ValueError("BesideHint shows its text to half of a group: set algorithm.group_size to 2 or more")
-        requests: list[Request] = []
-        for request in one_request_each(prompts, group_size, first_id, seed):
-            hints = hints_of(request.prompt, self.column)
-            half = group_size // 2 if hints else 0
-            requests.append(replace(request, count=group_size - half))
-            if hints:
-                shown = with_hint(request.prompt, self.hint_text, "\n".join(hints))
-                requests.append(replace(request, count=half, seed=seed_of(request.seed, 1), shown=Shown(shown)))
-        return requests
+        hints, half = hints_of(request.prompt, self.column), request.count // 2
+        if not hints:
+            return (request,)
+        shown = Shown(with_hint(request.prompt, self.hint_text, "\n".join(hints)))
+        helped = replace(request, count=half, seed=seed_of(request.seed, 1), shown=shown)
+        return replace(request, count=request.count - half), helped
 
 
 @dataclass(frozen=True)
@@ -270,10 +267,10 @@ class AskedHalves(Once, Beside):
         if algorithm.group_size < 2:
             raise ValueError("AskedHalves compares two halves of a group: set algorithm.group_size to 2 or more")
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        halves = ((self.with_text, group_size // 2), (self.without_text, group_size - group_size // 2))
+    def asked(self, request: Request) -> Sequence[Request]:
+        halves = ((self.with_text, request.count // 2), (self.without_text, request.count - request.count // 2))
+        shown = [Shown(Hint(text)(request.prompt, 0), trained=True) for text, _ in halves]
         return [
-            replace(one, count=count, seed=seed_of(one.seed, draw), shown=Shown(Hint(text)(one.prompt, 0), trained=True))
-            for one in one_request_each(prompts, group_size, first_id, seed)
-            for draw, (text, count) in enumerate(halves)
+            replace(request, count=count, seed=seed_of(request.seed, draw), shown=shown[draw])
+            for draw, (_, count) in enumerate(halves)
         ]

@@ -136,15 +136,12 @@ class KeptHints(SelfHints):
     def max_rounds(self) -> int:
         return 2
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return [self._with_level(request) for request in super().first(prompts, group_size, first_id, seed)]
-
-    def _with_level(self, request: Request) -> Request:
+    def asked(self, request: Request) -> Sequence[Request]:
         level, hints = self.kept.levels.get(request.prompt.id, 0), self.kept.hints.get(request.prompt.id, ())
         if not level or not hints:
-            return request
+            return (request,)
         shown = with_hint(request.prompt, self.hint_text, hints[min(level, len(hints)) - 1])
-        return replace(request, shown=Shown(shown, self.train_view == "same"))
+        return (replace(request, shown=Shown(shown, self.train_view == "same")),)
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Move levels by what a visit gave, and have hints written for the next one."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from mmrl.algorithms.planners.base import Once, one_request_each
+from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.core.samples import Media, Observation, Turn
 from mmrl.core.types import Dialogue, Given, Prompt, Request, Shown
@@ -166,9 +166,8 @@ class Taught(Once):
                 "a thought between <think> and </think>: write the thoughts so, or leave thought_dropout out"
             )
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        requests = one_request_each(prompts, 1, first_id, seed)
-        return [replace(request, role="injected", written=self._completion(request)) for request in requests]
+    def asked(self, request: Request) -> Sequence[Request]:
+        return (replace(request, count=1, role="injected", written=self._completion(request)),)
 
     def turns_of(self, prompt: Prompt) -> tuple[Turn, ...]:
         """The turns that are taught, where these are several."""
@@ -207,11 +206,9 @@ class PartlyTaught(Taught):
     share: Share = 0.5
     """The share of prompts whose completion comes from the data."""
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        taught = super().first(prompts, 1, first_id, seed)
-        sampled = one_request_each(prompts, group_size, first_id, seed)
-        is_taught = [random.Random(f"{request.seed}/partly").random() < self.share for request in taught]
-        return [one if has else other for one, other, has in zip(taught, sampled, is_taught, strict=True)]
+    def asked(self, request: Request) -> Sequence[Request]:
+        is_taught = random.Random(f"{request.seed}/partly").random() < self.share
+        return super().asked(request) if is_taught else (request,)
 
 
 def pair_of(prompt: Prompt, chosen: str, rejected: str) -> tuple[str, str]:
@@ -258,12 +255,9 @@ class Pairs(Once):
         """Raises ValueError for a prompt without a pair, with two equal completions, or that another prompt contradicts."""
         refuse_both_ways((prompt, pair_of(prompt, self.chosen, self.rejected)) for prompt in prompts)
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return [
-            replace(request, role="injected", written=text)
-            for request in one_request_each(prompts, 1, first_id, seed)
-            for text in pair_of(request.prompt, self.chosen, self.rejected)
-        ]
+    def asked(self, request: Request) -> Sequence[Request]:
+        texts = pair_of(request.prompt, self.chosen, self.rejected)
+        return [replace(request, count=1, role="injected", written=text) for text in texts]
 
 
 @dataclass(frozen=True)
@@ -296,9 +290,6 @@ class PicturePairs(Once):
         first, second = prompt.media
         return (second, first) if best else (first, second)
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return [
-            replace(request, role="injected", written="", shown=Shown(replace(request.prompt, media=(one,)), trained=True))
-            for request in one_request_each(prompts, 1, first_id, seed)
-            for one in self.in_order(request.prompt)
-        ]
+    def asked(self, request: Request) -> Sequence[Request]:
+        shown = [Shown(replace(request.prompt, media=(one,)), trained=True) for one in self.in_order(request.prompt)]
+        return [replace(request, count=1, role="injected", written="", shown=one) for one in shown]

@@ -14,7 +14,7 @@ from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.planners.base import Once, Twice
 from mmrl.algorithms.statistics import uncertainty
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
-from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores, Tempering
+from mmrl.core.types import Credit, Group, Reading, Request, Revision, Rollouts, Scores, Tempering
 from mmrl.runtime.ranges import NonNegative, Positive, Range, Share
 from mmrl.runtime.tensors import masked_mean
 
@@ -106,9 +106,8 @@ class ByDoubt(Notes, Once):
         """How the next step's tokens are drawn; None before anything was measured."""
         return Heat(**self.notes, amount=self.amount) if self.notes else None
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        tempering = Tempering(rule=self.heat)
-        return [replace(request, tempering=tempering) for request in super().first(prompts, group_size, first_id, seed)]
+    def asked(self, request: Request) -> Sequence[Request]:
+        return (replace(request, tempering=Tempering(rule=self.heat)),)
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
         found = uncertainty(rollouts.recorded[OLD_ENTROPY].double(), rollouts.action_mask, self.pivot, self.sign)

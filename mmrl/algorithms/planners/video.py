@@ -62,16 +62,13 @@ class WithTruth(Once):
         if "{answer}" not in self.template:
             raise ValueError(f"WithTruth.template is {self.template!r}: write {{answer}} where the prompt's answer goes")
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+    def asked(self, request: Request) -> Sequence[Request]:
         """Raises ValueError for a group of one, or a prompt whose answer cannot be written."""
-        if group_size < 2:
+        if request.count < 2:
             raise ValueError("WithTruth gives one of the group's samples: set algorithm.group_size to 2 or more")
-        requests: list[Request] = []
-        for request in one_request_each(prompts, group_size - 1, first_id, seed):
-            text = self.template.replace("{answer}", answer_text(request.prompt))
-            own = replace(request, prompt=self._with_sentence(request))
-            requests += [own, replace(own, count=1, role="injected", written=text)]
-        return requests
+        text = self.template.replace("{answer}", answer_text(request.prompt))
+        own = replace(request, count=request.count - 1, prompt=self._with_sentence(request))
+        return own, replace(own, count=1, role="injected", written=text)
 
     def _with_sentence(self, request: Request) -> Prompt:
         """The prompt with the sentence of its kind under it."""
