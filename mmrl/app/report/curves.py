@@ -50,8 +50,10 @@ def evaluations(data: RunData) -> Held:
     return {step: estimates(by_task(own)) for step, own in rows.items()}
 
 
-def evenly(steps: Sequence[int]) -> Sequence[int]:
-    return steps[:: max(1, -(-len(steps) // MAX_FILES))]
+def evenly(steps: Sequence[int], most: int = MAX_FILES) -> list[int]:
+    """At most this many of the steps, first and last among them."""
+    last, count = len(steps) - 1, min(most, len(steps))
+    return [steps[round(i * last / (count - 1))] if count > 1 else steps[i] for i in range(count)]
 
 
 def bounds(held: Held, figure: str) -> Mapping[int, tuple[float, float]]:

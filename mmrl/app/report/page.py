@@ -4,8 +4,8 @@ import base64
 import hashlib
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
@@ -14,10 +14,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from mmrl.answers.boxes.box import Box
 from mmrl.app.errors import middle_cut
 from mmrl.app.files import replace_text
-from mmrl.app.report.curves import curves, health, others, reward_histogram
+from mmrl.app.report.curves import curves, evenly, health, others, reward_histogram
 from mmrl.app.report.data import (
     EVAL,
     LEAST_MOVE,
@@ -34,14 +33,14 @@ from mmrl.app.report.data import (
     regressions,
 )
 from mmrl.app.report.figures import LEAST_PROMPTS, PairedChange
-from mmrl.app.report.rows import SampleLine, Spans, by_task, mean
+from mmrl.app.report.rows import SampleLine, by_task, mean
 from mmrl.app.report.timing import phases, read_steps, step_lines, time_band
 from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.folder import SEEN, Line, RunDir
 from mmrl.app.run.resume import read_choices
 from mmrl.app.run.trackers import duration
 from mmrl.app.toml.tables import value_at
-from mmrl.core.samples import AUDIO, KINDS, VIDEO
+from mmrl.core.samples import KINDS
 
 ASSETS = Path(__file__).parent / "assets"
 NUM_PAIRS = 12
@@ -63,17 +62,6 @@ SMALL_BYTES = 12_000
 
 
 @dataclass(frozen=True)
-class BoxOutline:
-    """A box as the page draws it: percent of the picture's width and height."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    label: str
-
-
-@dataclass(frozen=True)
 class Picture:
     """A picture of the page with what is drawn over it."""
 
@@ -82,12 +70,8 @@ class Picture:
     width: int
     height: int
     kind: str
-    truth: list[BoxOutline] = field(default_factory=list)
-    predicted: list[BoxOutline] = field(default_factory=list)
-    looked: list[BoxOutline] = field(default_factory=list)
-    """What earlier turns pointed at."""
-    film: "FilmStrip | None" = None
-    """The drawing under the strip of a clip."""
+    row: SampleLine | None = None
+    """The sample whose boxes or spans are drawn over it: they refer to a prompt's first picture or clip."""
     clip: str = ""
     """The address of the clip itself, where there is one that may be shown."""
     sound: str = ""
@@ -97,15 +81,6 @@ class Picture:
     def small(self) -> bool:
         """Enlarged pixels should stay sharp."""
         return max(self.width, self.height) <= 128
-
-
-@dataclass(frozen=True)
-class FilmStrip:
-    """Spans of time as bars under a strip of frames: (left, width) in percent of the clip."""
-
-    seconds: float
-    truth: list[tuple[float, float]]
-    predicted: list[tuple[float, float]]
 
 
 def write_report(run: Path | str) -> Path:
@@ -136,7 +111,7 @@ def write_report(run: Path | str) -> Path:
             choices=read_choices(data.run),
             step_lines=step_lines(read_steps(data.run.spans_file)),
             num_pairs=len(both),
-            strips=strips_of(data),
+            strips=strips(data),
             has_boxes=any(row.truth for row in (*data.before, *data.after, *data.first_train)),
             has_spans=any(row.spans for row in (*data.before, *data.after, *data.first_train)),
             curves=curves(data),
@@ -217,19 +192,11 @@ class Example:
         file = run.samples_file(row.line["split"], row.line["step"])
         self.samples = quote(file.relative_to(run.path).as_posix()) if address is inline_assets else ""
         """Where a report links to all of a text that is cut."""
-        self.turns = [PageTurn(run, turn, address) for turn in row.line.get("turns", ())]
+        shown = [(turn, turn["observation"] or {"media": ()}) for turn in row.line.get("turns", ())]
+        self.turns = [(turn, [picture_of(run, media, None, address) for media in seen["media"]]) for turn, seen in shown]
+        """Each turn of an episode, and the pictures of the answer to it."""
         self.answer = row.line["answer"] if not row.truth and row.spans is None else None
         self.scores = [(name, value, row.line["status"][name]) for name, value in row.line["scores"].items()]
-
-
-class PageTurn:
-    """A turn of an episode, and the answer to it."""
-
-    def __init__(self, run: RunDir, turn: Line, address: Callable[[Path], str]) -> None:
-        seen = turn["observation"]
-        self.text, self.answered, self.reward = turn["text"], seen is not None, turn["reward"]
-        self.role, self.answer = (seen["role"], seen["text"]) if seen else ("", "")
-        self.pictures = [picture_of(run, media, None, address) for media in seen["media"]] if seen else []
 
 
 class Pair:
@@ -259,63 +226,26 @@ class Pair:
         return "better" if self.change > 0 else "worse"
 
 
-def strips(data: RunData, split: str) -> Iterator[list[SampleLine]]:
-    """The first sample of each of the first prompts of a split, at its first step, its last, and some between."""
-    steps = evenly(data.run.sample_steps(split), MOST_STEPS)
-    evaluations = [by_task(read_rows(data.run, split, [step], data.box_space)) for step in steps]
-    for prompt in list(evaluations[0])[:MOST_PROMPTS] if evaluations else ():
-        yield [rows[prompt][0] for rows in evaluations if prompt in rows]
+def strips(data: RunData) -> dict[str, list[list[Example]]]:
+    """By split, as small pictures: the first samples of its first prompts at its first step, its last, and some between.
 
-
-def evenly(steps: Sequence[int], most: int) -> list[int]:
-    """At most this many of the steps, first and last among them."""
-    last, count = len(steps) - 1, min(most, len(steps))
-    return [steps[round(i * last / (count - 1))] if count > 1 else steps[i] for i in range(count)]
-
-
-def strips_of(data: RunData) -> dict[str, list["Strip"]]:
-    """Strips by their split. Two evaluations of held-out prompts need none: they are shown as pairs."""
-    splits = [split for split, least in ((EVAL, 3), (SEEN, 1)) if len(data.run.sample_steps(split)) >= least]
-    return {split: [Strip(data.run, rows) for rows in strips(data, split)] for split in splits}
-
-
-class Strip:
-    """One prompt's answers over the steps, as small pictures."""
-
-    def __init__(self, run: RunDir, rows: Sequence[SampleLine]) -> None:
-        self.cells = [Example(run, row, thumbnail) for row in rows]
-        self.first = self.cells[0]
-        self.question = self.first.row.line["text"] or self.first.row.prompt
+    Two evaluations of held-out prompts need none: they are shown as pairs.
+    """
+    found: dict[str, list[list[Example]]] = {}
+    for split, least in ((EVAL, 3), (SEEN, 1)):
+        if len(every := data.run.sample_steps(split)) >= least:
+            steps = [by_task(read_rows(data.run, split, [step], data.box_space)) for step in evenly(every, MOST_STEPS)]
+            own = [[rows[prompt][0] for rows in steps if prompt in rows] for prompt in list(steps[0])[:MOST_PROMPTS]]
+            found[split] = [[Example(data.run, row, thumbnail) for row in rows] for rows in own]
+    return found
 
 
 def picture_of(run: RunDir, media: Line, row: SampleLine | None, address: Callable[[Path], str] = inline_assets) -> Picture:
-    """A stored picture; with `row`, its boxes or spans are drawn: they refer to a prompt's first picture or clip."""
+    """A stored picture, clip or sound."""
     if media["file"] is None:
         return Picture("", 1, 1, media["what"])
-    source = address(run.samples / media["file"])
-    size = row.size if row else None
-    sound = address(run.samples / media["sound"]) if media.get("sound") else ""
-    if row is not None and row.spans is not None and media["kind"] in (VIDEO.stored, AUDIO.stored):
-        return Picture(source, media["width"], media["height"], media["kind"], film=film(row.spans), sound=sound)
-    if row is None or size is None or media["kind"] != "picture":
-        clip = address(run.samples / media["clip"]) if media.get("clip") else ""
-        return Picture(source, media["width"], media["height"], media["kind"], clip=clip, sound=sound)
-    every = row.truth, row.predicted, row.looked
-    truth, predicted, looked = ([rectangle(box, size.width, size.height) for box in boxes] for boxes in every)
-    return Picture(source, media["width"], media["height"], media["kind"], truth, predicted, looked)
-
-
-def film(spans: Spans) -> FilmStrip:
-    truth, predicted = (
-        [(100 * span.start / spans.seconds, 100 * (min(span.end, spans.seconds) - span.start) / spans.seconds) for span in each]
-        for each in (spans.truth, spans.predicted)
-    )
-    return FilmStrip(spans.seconds, truth, predicted)
-
-
-def rectangle(box: Box, width: int, height: int) -> BoxOutline:
-    corner, size = (100 * box.x1 / width, 100 * box.y1 / height), (box.x2 - box.x1, box.y2 - box.y1)
-    return BoxOutline(*corner, 100 * size[0] / width, 100 * size[1] / height, box.label or "")
+    source, *beside = (address(run.samples / media[name]) if media.get(name) else "" for name in ("file", "clip", "sound"))
+    return Picture(source, media["width"], media["height"], media["kind"], row, *beside)
 
 
 def description(config: Mapping[str, object]) -> str:

@@ -126,8 +126,9 @@ def test_boxes_are_drawn_in_percent_of_the_picture(tmp_path: Path) -> None:
     for step in (0, 1):
         JsonlTracker(run, "norm1000").write(step, Examples([group], scores), "eval")
     page = page_of(run)
-    # 20 / 200 = 10 %, 20 / 100 = 20 %, (100 - 20) / 200 = 40 %, (80 - 20) / 100 = 60 %; 100..500 of 1000 are 10..50 %
-    place = 'x="10.000" y="20.000" width="40.000" height="60.000"'
+    # 100..500 of 1000 are 20..100 of 200 pixels, 200..800 are 20..80 of 100
+    place = 'x="20.000" y="20.000" width="80.000" height="60.000"'
+    assert page.count('<svg viewBox="0 0 200 100"') == 3
     assert page.count(f'<rect class="truth" {place}') == page.count(f'<rect class="predicted" {place}') == 3
     assert changes(load(run.path))[0].after == pytest.approx(1.0)
 
