@@ -50,14 +50,7 @@ GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning, ar
 No KL, no ratio: one update per step. Not implemented: the threshold on the share of valid samples.
 """
 
-reinforce_pp = replace(
-    grpo,
-    advantage=ReinforcePlusPlus(),
-    objective=((1.0, Clip()), (0.04, ReferenceKL(estimator="k3"))),
-    aggregation=TokenMean(),
-    group_size=1,
-    minibatches=8,
-)
+reinforce_pp = replace(grpo, advantage=ReinforcePlusPlus(), aggregation=TokenMean(), group_size=1, minibatches=8)
 """One sample per prompt, rewards whitened over the whole step.
 
 REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization, arXiv:2501.03262.
@@ -86,13 +79,7 @@ code). group_size counts the extra sample. One update per step as in grpo: the m
 left out.
 """
 
-spo = replace(
-    CLIPPED,
-    objective=((1.0, Clip(low=0.2, high=0.28)),),
-    advantage=SingleStream(),
-    aggregation=TokenMean(),
-    group_size=1,
-)
+spo = replace(CLIPPED, objective=((1.0, Clip(high=0.28)),), advantage=SingleStream(), aggregation=TokenMean(), group_size=1)
 """One sample per prompt, compared with a success rate that is tracked for every prompt.
 
 Single-stream Policy Optimization (SPO), arXiv:2509.13232.

@@ -9,9 +9,7 @@ from mmrl.algorithms.planners.extra_samples import UntilMixed, WhereHard, WhereU
 from mmrl.algorithms.presets.baselines import CLIPPED, dr_grpo, grpo
 from mmrl.algorithms.weights.aggregate import TokenMean
 
-reinforce_ada = replace(
-    grpo, planner=UntilMixed(), advantage=Downsampled(), objective=((1.0, Clip()),), group_size=8, minibatches=4
-)
+reinforce_ada = replace(grpo, planner=UntilMixed(), advantage=Downsampled(), objective=((1.0, Clip()),), minibatches=4)
 """Rounds of 8 samples until two are right and two wrong; statistics of all of them, training on four.
 
 Reinforce-Ada: An Adaptive Sampling Framework for Reinforce-Style LLM Training, arXiv:2510.04996. Balanced form, at most 4

@@ -55,11 +55,7 @@ step, the same on all ranks (the code: per batch and rank). The first version of
 one deterministic prefix: set schedule.initial_noise = "group" and schedule.share_prefix = true. Nothing is left out.
 """
 
-cps = replace(
-    flow_grpo,
-    objective=((1.0, Clip(low=1e-5, high=1e-5)),),
-    schedule=Full(num_steps=10, dynamics="cps", level=0.8),
-)
+cps = replace(flow_grpo, objective=((1.0, Clip(low=1e-5, high=1e-5)),), schedule=Full(dynamics="cps", level=0.8))
 """Flow-GRPO with noise that preserves the coefficients of signal and noise: none is left at the end.
 
 Coefficients-Preserving Sampling for Reinforcement Learning with Flow Matching, arXiv:2509.05952.
@@ -81,11 +77,7 @@ No KL. 2 updates per step; with one the clip never acts. FLUX.1-schnell and FLUX
 distilled. Nothing is left out.
 """
 
-grpo_guard = replace(
-    flow_grpo,
-    objective=((1.0, RatioNorm(low=2e-6, high=2e-6)),),
-    importance=(InverseStep(),),
-)
+grpo_guard = replace(flow_grpo, objective=((1.0, RatioNorm()),), importance=(InverseStep(),))
 """Flow-GRPO with log-ratios freed of their negative bias and brought to one scale at all steps.
 
 GRPO-Guard: Mitigating Implicit Over-Optimization in Flow Matching via Regulated Clipping, arXiv:2510.22319.
@@ -146,10 +138,7 @@ which makes +-1.3 of nothing. schedule.share_prefix = true saves the shared step
 trimmed_ratio is advantage.trimmed. Nothing is left out.
 """
 
-mix_grpo_flash = replace(
-    mix_grpo,
-    schedule=Window(num_steps=25, size=4, dwell=20, flash=0.4, initial_noise="group", spacing=LinearShift(3.0)),
-)
+mix_grpo_flash = replace(mix_grpo, schedule=Window(dwell=20, flash=0.4, initial_noise="group", spacing=LinearShift(3.0)))
 """MixGRPO that finishes each sample with fewer, second-order steps after the window.
 
 MixGRPO-Flash, arXiv:2507.21802.
@@ -211,19 +200,7 @@ with slide_every; advantage.kept_chains = 0.5, and with it advantage.pruning = "
 has 16 leaves (the code: 19 per tree); with one the clip never acts. Nothing is left out; its mixed mode is branch_mix_grpo.
 """
 
-branch_mix_grpo = replace(
-    branch_grpo,
-    schedule=Tree(
-        num_steps=20,
-        split_steps=(0, 3, 6, 9),
-        factor=2,
-        split_noise=4.0,
-        window=(0, 4),
-        window_every=30,
-        last="ode",
-        spacing=LinearShift(3.0),
-    ),
-)
+branch_mix_grpo = replace(branch_grpo, schedule=Tree(window=(0, 4), window_every=30, last="ode", spacing=LinearShift(3.0)))
 """BranchGRPO that is noisy and trains at its splits and in a sliding window only; the other steps are deterministic.
 
 BranchGRPO-Mix, arXiv:2509.06040.
@@ -264,11 +241,7 @@ may move is ours (schedule.high). The code can weigh steps by their length, whic
 implemented: the part that writes, which needs a model of both.
 """
 
-vgpo = replace(
-    flow_grpo,
-    advantage=StepRewards(clip=5.0),
-    schedule=Full(num_steps=10, dynamics="flow_sde", level=0.7, previews=True),
-)
+vgpo = replace(flow_grpo, advantage=StepRewards(clip=5.0), schedule=Full(previews=True))
 """Flow-GRPO whose steps are each credited with the rewards of what they and later steps predict, compared within the group.
 
 VGPO, Value-Guided Policy Optimization, arXiv:2512.12387, of which no code is published.
@@ -281,10 +254,8 @@ advantage.gamma = 0, anchor = 0 and weigh = false. Nothing that is published is 
 pref_grpo = replace(
     grpo_guard,
     objective=((1.0, RatioNorm(low=1e-4, high=1e-4)),),
-    advantage=GroupNorm(ddof=1, eps=1e-8, zero_below=1e-6, clip=5.0),
-    schedule=Full(
-        num_steps=25, dynamics="flow_sde", level=0.7, trained_per_row=14, initial_noise="group", spacing=LinearShift(3.0)
-    ),
+    advantage=GroupNorm(eps=1e-8, clip=5.0),
+    schedule=Full(num_steps=25, trained_per_row=14, initial_noise="group", spacing=LinearShift(3.0)),
     group_size=8,
     needs_rewards=("pairwise_win_rate",),
 )
@@ -315,9 +286,7 @@ One update per step; it has no ratio. No guidance. beta 0.1 for text rendering. 
 """
 
 omninft = replace(
-    diffusion_nft,
-    objective=((1.0, NegativeAware(beta=1.0, parts=True)), (1e-4, FlowKL(form="velocity_mse"))),
-    advantage=PerModality(),
+    diffusion_nft, objective=((1.0, NegativeAware(parts=True)), (1e-4, FlowKL(form="velocity_mse"))), advantage=PerModality()
 )
 """A clip and its sound are trained apart, each by the rewards that look at it.
 
@@ -328,11 +297,7 @@ times and the KL are diffusion_nft's. Not implemented: gradients that are gated 
 
 awm = replace(
     diffusion_nft,
-    objective=(
-        (0.2, AdvantageMatching(weighting="ghuber")),
-        (1e-3, FlowKL(form="velocity_mse")),
-        (1.0, FlowKL(form="velocity_mse", model="ema")),
-    ),
+    objective=((0.2, AdvantageMatching()), (1e-3, FlowKL(form="velocity_mse")), (1.0, FlowKL(form="velocity_mse", model="ema"))),
     planner=flow_grpo.planner,
     schedule=Forward(num_steps=14, solver="sa", level=0.4, times=TimeSampler("discrete_wo_init", count=6, reach=0.9)),
     ema_decay=RampDecay(most=0.3),

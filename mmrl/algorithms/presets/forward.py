@@ -15,11 +15,8 @@ from mmrl.flow.times import TimeSampler
 
 crd = replace(
     diffusion_nft,
-    objective=(
-        (1.0, CenteredReward(beta=1.0)),
-        (0.1, FlowKL(form="velocity_mse", guidance=4.5, bad_share=1e-3)),
-    ),
-    schedule=Forward(num_steps=10, solver="ode", times=TimeSampler("uniform", count=20, reach=0.99, shared=True)),
+    objective=((1.0, CenteredReward()), (0.1, FlowKL(form="velocity_mse", guidance=4.5, bad_share=1e-3))),
+    schedule=Forward(solver="ode", times=TimeSampler("uniform", count=20, reach=0.99, shared=True)),
     ema_decay=RampDecay(first=0.25, slope=0.005, most=0.999),
     minibatches=2,
 )
@@ -83,11 +80,7 @@ the codes pair a sample with itself, or the first two. Samples are drawn with po
 Pairs of your own are a stage, `kind = "dpo"`.
 """
 
-sol_rl = replace(
-    diffusion_nft,
-    planner=Scouts(),
-    schedule=Forward(num_steps=10, solver="dpm2", times=TimeSampler("discrete", count=6, reach=0.6)),
-)
+sol_rl = replace(diffusion_nft, planner=Scouts(), schedule=Forward(times=TimeSampler("discrete", count=6, reach=0.6)))
 """DiffusionNFT on the best and the worst of many scouts, which are samples of few steps whose seeds are then drawn in full.
 
 Sol-RL, arXiv:2604.06916 (selection as in UniRL 3a3f885, where 8 and 8 of 128 are kept).

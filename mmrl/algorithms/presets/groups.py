@@ -40,11 +40,7 @@ else is left out.
 """
 
 bnpo = replace(
-    CLIPPED,
-    objective=((1.0, Clip(low=0.2, high=0.28, dual=10.0)),),
-    advantage=BetaNorm(),
-    aggregation=FixedLength(),
-    group_size=16,
+    CLIPPED, objective=((1.0, Clip(high=0.28, dual=10.0)),), advantage=BetaNorm(), aggregation=FixedLength(), group_size=16
 )
 """Rewards less the group's mean, divided by how common the group's success rate is among the prompts of the step.
 
@@ -101,12 +97,7 @@ Sets of 4 from the group of 8; the text form is ours. Rewards in [0, 1]. 4 updat
 acts. Not implemented: vine sampling, the critic, the KL to the weights that sampled.
 """
 
-adora = replace(
-    grpo,
-    advantage=WhereLengthPays(),
-    objective=((1.0, Clip()), (1e-3, ReferenceKL(estimator="k3"))),
-    minibatches=4,
-)
+adora = replace(grpo, advantage=WhereLengthPays(), objective=((1.0, Clip()), (1e-3, ReferenceKL())), minibatches=4)
 """Groups in which thinking longer did not pay count a tenth.
 
 ADORA: Training Reasoning Models with Dynamic Advantage Estimation on Reinforcement Learning, arXiv:2602.10019.

@@ -34,9 +34,7 @@ averages over noised copies of the end.
 """
 
 flow_bp = replace(
-    refl,
-    objective=((1.0, RewardGradient(top=0.55)),),
-    schedule=Surrogate(num_steps=25, path=SurrogatePath("sparse", steps=4, bias=1.0, rescale=0.5)),
+    refl, objective=((1.0, RewardGradient(top=0.55)),), schedule=Surrogate(path=SurrogatePath("sparse", rescale=0.5))
 )
 """A few steps of the whole path carry the reward's gradient, each evaluated again where the sample passed: memory of those alone.
 

@@ -58,11 +58,7 @@ cut earlier than others.
 """
 
 thinkless = replace(
-    CLIPPED,
-    objective=((1.0, Clip()), (1e-3, ReferenceKL(estimator="k3"))),
-    advantage=CENTRED,
-    aggregation=FirstApart(),
-    shaping=(ModePays(),),
+    CLIPPED, objective=((1.0, Clip()), (1e-3, ReferenceKL())), advantage=CENTRED, aggregation=FirstApart(), shaping=(ModePays(),)
 )
 """The first token, which says whether to think, has a weight of its own; a right short answer earns twice a right thought.
 

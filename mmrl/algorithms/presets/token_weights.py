@@ -33,12 +33,7 @@ weights act, the clip does not. Not implemented: looks at the prompt and at pict
 """
 
 gui_g1 = replace(
-    grpo,
-    advantage=GroupNorm(scale="none"),
-    importance=(SmallTarget(),),
-    objective=((1.0, Clip()),),
-    aggregation=FixedLength(64),
-    minibatches=1,
+    grpo, advantage=GroupNorm(scale="none"), importance=(SmallTarget(),), objective=((1.0, Clip()),), aggregation=FixedLength(64)
 )
 """Clicks on small targets count more; no length and no spread enters the update.
 

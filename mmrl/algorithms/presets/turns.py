@@ -13,11 +13,7 @@ from mmrl.algorithms.shaping.turns import SeldomTools, WhereToolsHelp
 from mmrl.algorithms.weights.aggregate import TokenMean
 
 gigpo = replace(
-    CLIPPED,
-    objective=((1.0, Clip(low=0.2, high=0.2)), (0.01, ReferenceKL(estimator="k3"))),
-    advantage=GiGPO(),
-    aggregation=TokenMean(),
-    needs_turns=True,
+    CLIPPED, objective=((1.0, Clip()), (0.01, ReferenceKL())), advantage=GiGPO(), aggregation=TokenMean(), needs_turns=True
 )
 """Turns compared with turns that began from the same state, on top of episodes compared with episodes.
 
@@ -75,15 +71,7 @@ From summaries: the share from which looking brings nothing more, 0.5, and the w
 implemented: frames that leave the context after some turns, rewards of interim answers, the stages before reinforcement.
 """
 
-arpo = replace(
-    CLIPPED,
-    objective=((1.0, Clip(low=0.2, high=0.2)),),
-    planner=BranchWhereUnsure(),
-    aggregation=TokenMean(),
-    group_size=16,
-    minibatches=8,
-    needs_turns=True,
-)
+arpo = replace(CLIPPED, planner=BranchWhereUnsure(), aggregation=TokenMean(), group_size=16, minibatches=8, needs_turns=True)
 """Half of a group are episodes that begin where another one got unsure after an answer of the world.
 
 Agentic Reinforced Policy Optimization (ARPO), arXiv:2507.19849.

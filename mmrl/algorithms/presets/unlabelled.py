@@ -27,11 +27,7 @@ step (with one the clip never acts), temperature 0.7, top-p 0.99. Not implemente
 """
 
 rlpr = replace(
-    grpo,
-    shaping=(ReferenceProbability(),),
-    advantage=WhereSpread(),
-    objective=((1.0, Clip(low=0.2, high=0.27)),),
-    minibatches=4,
+    grpo, shaping=(ReferenceProbability(),), advantage=WhereSpread(), objective=((1.0, Clip(high=0.27)),), minibatches=4
 )
 """Thoughts rewarded by how likely they make the true answer, for answers that no verifier can judge.
 

@@ -17,9 +17,7 @@ from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftRew
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.algorithms.weights.divergence import GroupDivergence
 
-tw_grpo = replace(
-    grpo, objective=((1.0, Clip(low=0.2, high=0.28)),), aggregation=TokenMean(), importance=(GroupDivergence(alpha=1.7),)
-)
+tw_grpo = replace(grpo, objective=((1.0, Clip(high=0.28)),), aggregation=TokenMean(), importance=(GroupDivergence(),))
 """Tokens weigh more where a group's samples part ways; for rewards that give part of the points.
 
 TW-GRPO: Reinforcing Video Reasoning with Focused Thinking, arXiv:2505.24718.
@@ -30,10 +28,7 @@ script, so the clip never acts and the weights are the method. Nothing else is l
 """
 
 reg_grpo = replace(
-    grpo,
-    advantage=GroupNorm(ddof=0, eps=1e-6),
-    objective=((1.0, AdvantageRegression()), (0.1, ReferenceKL(estimator="k3"))),
-    epochs=4,
+    grpo, advantage=GroupNorm(ddof=0, eps=1e-6), objective=((1.0, AdvantageRegression()), (0.1, ReferenceKL())), epochs=4
 )
 """Regresses standardized log-ratios of whole rollouts on advantages: no ratio, no clip.
 
@@ -79,9 +74,7 @@ alone; the paper trains without thoughts first and with them afterwards (two run
 per step, for the method is its given sample; the clip then never acts. Nothing else is left out.
 """
 
-grpo_care = replace(
-    grpo, objective=((1.0, Clip(low=0.2, high=0.2)),), shaping=(ConsistencyBonus(),), ema_decay=SteadyDecay(0.9995)
-)
+grpo_care = replace(grpo, objective=((1.0, Clip()),), shaping=(ConsistencyBonus(),), ema_decay=SteadyDecay(0.9995))
 """A bonus for right answers that a slow average of the policy expects after the same thought.
 
 GRPO-CARE: Consistency-Aware Reinforcement Learning for Multimodal Reasoning, arXiv:2506.16141.
