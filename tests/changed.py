@@ -108,8 +108,8 @@ def places_to_run(changed: Iterable[str], root: Path = ROOT) -> list[str]:
 
 
 def beside_app(rooms: Iterable[str]) -> list[str]:
-    """The refusals, where one of these folders of tests looks at mmrl/app."""
-    return [REFUSALS] if any(Path(room).parts[:2] == ("tests", "app") for room in rooms) else []
+    """The refusals, where one of these folders of tests looks at mmrl/app or mmrl/policies."""
+    return [REFUSALS] if any(Path(room).parts[:2] in (("tests", "app"), ("tests", "policies")) for room in rooms) else []
 
 
 def is_test(file: Path) -> bool:

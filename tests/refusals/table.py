@@ -10,7 +10,8 @@ A file has [files], which lie in the working directory of all its rows, and [[gr
         ["sampler.kind=Shufled", "did you mean 'Shuffled'"],
     ]
 
-A row is an override or a list of them, in which {root} is the repository, and a pattern that the message holds. One with a
+A row is an override or a list of them, in which {root} is the repository, and a pattern that the message holds. A word such as
+vae/config.json={"scaling_factor": 0} changes entries of that file in a copy of the model. One with a
 name behind these is an attack, too: `make attack` gives it to `mmrl show` or, where plug-ins are asked, to `mmrl plan`.
 """
 

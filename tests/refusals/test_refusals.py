@@ -1,9 +1,13 @@
 """Every row of tests/refusals/*.toml is refused in its words, before a model is loaded."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PreTrainedModel
 
 from mmrl.app.cluster.placement import place
 from mmrl.app.commands.plan import draw_up
@@ -12,12 +16,20 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.stages import stages_of
+from mmrl.app.modality.base import PolicyNeeds
+from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run import build as building
 from mmrl.app.run.beforehand import check_axes
-from mmrl.app.run.build import build
+from mmrl.app.run.build import build, with_local_model
+from mmrl.core.protocols import Policy
 from mmrl.policies.flow import loading
 from tests.refusals.table import TABLES, Refusal, refusals
+
+
+def policy_of(config: PolicyConfig) -> Policy:
+    return modality_of(config).build(config, PolicyNeeds(frozenset()))
+
 
 REFUSE: dict[str, Callable[[Resolved], object]] = {
     "load": lambda resolved: resolved,
@@ -28,6 +40,9 @@ REFUSE: dict[str, Callable[[Resolved], object]] = {
     "build": build,
     "place": lambda resolved: place(resolved, [resolved.name], ["127.0.0.1"], shipped_folder("configs"), 0),
     "train": run_job,
+    "policy": lambda resolved: modality_of(resolved.config.policy).build(
+        with_local_model(resolved.config).policy, PolicyNeeds(frozenset())
+    ),
 }
 """Who refuses -> what is asked of the config once it is read."""
 
@@ -38,11 +53,31 @@ class LoadedError(Exception):
 
 @pytest.fixture(autouse=True)
 def no_weights(empty_desk: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise LoadedError("a model was loaded")
 
     monkeypatch.setattr(building, "policy_of_run", refuse)
     monkeypatch.setattr(loading, "load_pipeline", refuse)
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", refuse)
+
+
+def load(config: str, words: list[str]) -> Resolved:
+    """The config; words about files of its model change a copy of it, which takes its place."""
+    changes = {file: json.loads(text) for file, _, text in (word.partition("=") for word in words) if file.endswith(".json")}
+    words = [word for word in words if not word.partition("=")[0].endswith(".json")]
+    resolved = configs.load(config, words)
+    if not changes:
+        return resolved
+    folder = Path(shutil.copytree(with_local_model(resolved.config).policy.model, "model")).absolute()
+    for file, change in changes.items():
+        (folder / file).write_text(json.dumps(merged(json.loads((folder / file).read_text()), change)))
+    return configs.load(config, [*words, f"policy.model={folder}"])
+
+
+def merged(entries: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """With those of tables inside tables, too."""
+    inner = {key: merged(entries.get(key, {}), value) if isinstance(value, dict) else value for key, value in change.items()}
+    return {**entries, **inner}
 
 
 def faults(rows: Iterable[Refusal], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -51,7 +86,7 @@ def faults(rows: Iterable[Refusal], folder: Path, monkeypatch: pytest.MonkeyPatc
     for number, row in enumerate(rows):
         (folder / str(number)).mkdir()
         monkeypatch.chdir(folder / str(number))
-        found.append(row.fault(lambda config, words, by=row.by: REFUSE[by](configs.load(config, words))))
+        found.append(row.fault(lambda config, words, by=row.by: REFUSE[by](load(config, words))))
     return [one for one in found if one is not None]
 
 

@@ -7,13 +7,6 @@ import pytest
 from diffusers.utils import logging
 
 from mmrl.lab.tiny.flow.pipelines import build
-from mmrl.policies.flow import loading
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading a pipeline's weights is a failure of the test."""
-    monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("weights were loaded"))
 
 
 @pytest.fixture(scope="session")

@@ -201,26 +201,3 @@ def test_the_autoencoder_of_ltx_2_decodes_as_in_the_pipeline(tiny: Any, tmp_path
     pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(folder)
     pipeline.transformer.load_state_dict(policy.pipeline.transformer.state_dict())
     assert pixel_gap(policy, pipeline, "sana_video") <= 1
-
-
-@pytest.mark.parametrize(
-    ("model", "settings", "message"),
-    [
-        ("hunyuan15", {"frames": 6}, r"policy.frames is 6, but this model draws 2k \+ 1 frames: set it to 5 or 7"),
-        ("hunyuan15", {"width": 18}, "multiples of 4 pixels"),
-        ("hunyuan15_i2v", {}, r"given the next time too \(use_meanflow\), which is not known here"),
-        ("hunyuan15_i2v", {"frames": 1}, r"policy\.frames is 1, but this model draws what follows a first frame"),
-        ("hunyuan15_i2v", {"source_pixels": 64}, r"policy\.source_pixels is set, but a first frame has the size"),
-        ("sana_video", {"frames": 6}, r"policy\.frames is 6, but this model draws 4k \+ 1 frames: set it to 5 or 9"),
-        ("sana_video", {"width": 40}, "multiples of 16 pixels"),
-        ("sana_i2v", {"frames": 1}, r"policy\.frames is 1, but this model draws what follows a first frame"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_before_weights_load(
-    tiny: Any, tmp_path: Path, model: str, settings: dict[str, Any], message: str, no_weights: None
-):
-    folder = shutil.copytree(tiny(model), tmp_path / "model")
-    file = folder / "transformer/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | ({} if settings else {"use_meanflow": True})))
-    with pytest.raises(ValueError, match=message):
-        make(folder, model, **settings)

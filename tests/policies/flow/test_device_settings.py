@@ -1,6 +1,5 @@
 """Settings for a card: where text encoders rest, the autoencoder's precision, kernels of attention, TF32."""
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.policies.flow.dry_run import FlowDryRun
-from mmrl.policies.flow.loading import check_attention_backend, load
+from mmrl.policies.flow.loading import check_attention_backend
 from mmrl.policies.flow.policy import FlowPolicyConfig, switch_tf32
 from tests.support.flow_policies import FAMILIES, PLANS, make, requests
 
@@ -79,8 +78,6 @@ def test_kernels_of_attention_are_chosen_by_name(tiny, family):
 
 
 def test_a_kernel_that_cannot_be_had_is_refused(tiny):
-    with pytest.raises(ValueError, match=r"policy.attention_backend 'fast' is not known to diffusers: leave it out, or choose"):
-        load(FlowPolicyConfig("/no/such/folder", attention_backend="fast"))
     with pytest.raises(ValueError, match=r"'native' would change nothing: .* SD3Transformer2DModel"):
         make(tiny("sd3"), attention_backend="native")
     with pytest.raises(
@@ -91,8 +88,6 @@ def test_a_kernel_that_cannot_be_had_is_refused(tiny):
 
 
 def test_tf32_is_for_float32_and_not_for_runs_that_repeat(tiny, monkeypatch):
-    with pytest.raises(ValueError, match=re.escape("policy.tf32 acts on float32 alone, but policy.dtype is 'bfloat16'")):
-        FlowPolicyConfig("m", dtype="bfloat16", tf32=True)
     matmul = SimpleNamespace(allow_tf32=False)
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
     make(tiny("sd3"), tf32=True)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from mmrl.policies.flow.families.base import FlowFamily
-from mmrl.policies.flow.families.known import family_of
 
 
 def family(height: int = 32, width: int = 64) -> FlowFamily:
@@ -31,13 +30,3 @@ def test_a_token_holds_two_by_two_latents():
     # the second token of the first row: channel 0's latents at (0, 2), (0, 3), (1, 2), (1, 3), then channel 1's
     assert packed[0, 1, :5].tolist() == [2.0, 3.0, 10.0, 11.0, 34.0]
     assert torch.equal(own.unpack(packed), latents)
-
-
-@pytest.mark.parametrize("part", ["vae", "scheduler"])
-@pytest.mark.parametrize("found", [None, [None, None], "AutoencoderKL", ["diffusers"]])
-def test_a_pipeline_that_is_not_whole_is_refused_by_the_part(part: str, found: object):
-    index = {"_class_name": "StableDiffusion3Pipeline", "transformer": ["diffusers", "SD3Transformer2DModel"]}
-    index |= {"vae": ["diffusers", "AutoencoderKL"], "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"]}
-    assert family_of(index, "model").__name__ == "StableDiffusion3"
-    with pytest.raises(ValueError, match=f"'model' names no class for its part '{part}'"):
-        family_of({**index, part: found}, "model")

@@ -157,20 +157,6 @@ def test_stored_codes_are_taken_as_they_are(tiny, double, tmp_path):
         make(str(folder))
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({}, r'"nf4", and weights in 4 bits do not train: add \[policy.lora\]'),
-        ({"weights": "float", "quantized": BOTH}, r"policy.quantized acts with policy.weights"),
-        ({"lora": LORA, "quantized": FlowQuantizedSettings(())}, "parts is empty: name transformer"),
-        ({"lora": LORA, "model": "m.safetensors"}, "is one file, whose weights are renamed as they load"),
-    ],
-)
-def test_settings_that_have_no_use_for_it(settings: dict[str, Any], said: str):
-    with pytest.raises(ValueError, match=said):
-        FlowPolicyConfig(**{"model": "m", "weights": "nf4", **settings})
-
-
 def test_what_a_folder_lacks_is_refused_by_name(tiny, tmp_path):
     folder = tmp_path / "sd3"
     shutil.copytree(tiny("sd3"), folder)

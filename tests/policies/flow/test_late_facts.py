@@ -190,42 +190,6 @@ SCHEDULER = "scheduler/scheduler_config.json"
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "settings", "message"),
-    [
-        ("flux2_klein/model_index.json", {"is_distilled": True}, {"guidance": 4.0}, "distilled FLUX.2-klein, which is drawn"),
-        ("krea2/model_index.json", {"is_distilled": True}, {"guidance": 4.0}, "distilled Krea 2, which is drawn"),
-        (f"sana/{SCHEDULER}", {"use_flow_sigmas": False}, {}, "does not follow flow matching"),
-        (f"sd15/{SCHEDULER}", {"beta_schedule": "squaredcos_cap_v2"}, {}, "noise schedule .* is not known here"),
-        (f"sd15/{SCHEDULER}", {"rescale_betas_zero_snr": True}, {}, "zero terminal signal"),
-        ("z_image/model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]}, {}, "use a model with FlowMatchEuler"),
-    ],
-)
-def test_models_that_cannot_be_drawn_are_refused_before_weights_load(tiny, tmp_path, part, change, settings, message, no_weights):
-    with pytest.raises(ValueError, match=message):
-        FlowPolicy(FlowPolicyConfig(changed(tiny, tmp_path, part, change), **settings))
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("z_image", {"height": 18}, "multiples of 4 pixels"),
-        ("flux2", {"width": 30}, "multiples of 4 pixels"),
-        ("sd15", {"width": 31}, "multiples of 2 pixels"),
-        ("z_image", {"height": 132}, "at most 128 pixels a side"),
-        (
-            "z_image",
-            {"max_prompt_tokens": 1000},
-            "is 1000, but this model has positions for 992 tokens of text",
-        ),
-        ("lumina2", {"max_prompt_tokens": 300}, "has positions for 299 tokens of text"),
-    ],
-)
-def test_sizes_off_the_grid_are_refused(tiny, name, settings, message):
-    with pytest.raises(ValueError, match=message):
-        policy_of(tiny, CASES[name], **settings)
-
-
-@pytest.mark.parametrize(
     ("schedule", "message"),
     [
         ({"spacing": LinearShift(3.0)}, "knows the noise levels of its own table alone"),

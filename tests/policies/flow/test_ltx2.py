@@ -1,6 +1,5 @@
 """LTX-2: clips and their sounds equal to its pipelines', read again as they were drawn; and what it refuses."""
 
-import json
 import shutil
 from dataclasses import replace
 from importlib import import_module
@@ -18,7 +17,6 @@ from mmrl.core.types import Prompt, Request
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Forward, Full
-from mmrl.policies.flow import loading
 from mmrl.policies.flow.families.base import SOURCE
 from mmrl.policies.flow.families.clips import FirstLatent
 from mmrl.policies.flow.families.ltx2 import LTX2
@@ -279,55 +277,6 @@ def test_a_first_frame_has_no_part_in_ratios_and_ends_as_the_picture_beside_prom
     (clip, sound), (other, changed) = before, after
     assert torch.equal(clip[:, :, 0], other[:, :, 0]) and float((sound - changed).abs().max()) > 1e-3
     assert float((clip - other)[:, :, 1:].abs().max()) > 1e-3
-
-
-def damaged(folder: Path, part: str, change: dict[str, object]) -> None:
-    """Change a config of the pipeline, or its index."""
-    file = folder / part / "config.json" if part else folder / "model_index.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-
-
-@pytest.mark.parametrize(
-    ("settings", "part", "change", "said"),
-    [
-        ({"frames": 6}, "", {}, r"policy.frames is 6, but this model draws 2k \+ 1 frames: set it to 5 or 7"),
-        (
-            {"frames": 1, "sound": False},
-            "",
-            {"_class_name": "LTX2ImageToVideoPipeline"},
-            "policy.frames is 1, but this model draws what follows a first frame",
-        ),
-        ({"frames": 1}, "", {}, "policy.sound goes with clips, and policy.frames is 1: set frames"),
-        ({"fps": 400.0}, "", {}, "last 0.0125 s, which is no latent of sound: draw more frames"),
-        ({"seconds": 2.0}, "", {}, "policy.seconds is 2, but this model draws clips: leave it out"),
-        ({"guidance": 1.0, "guidance_sound": 5.0}, "", {}, "policy.guidance_sound cannot be had: set guidance above 1"),
-        ({"max_prompt_tokens": 36}, "connectors", {"video_connector_num_learnable_registers": 8}, "take a multiple of 8"),
-        ({}, "vocoder", {"output_sampling_rate": 800}, "its vocoder's config says 800 samples a second, and its layers make 400"),
-        ({}, "", {"vocoder": [None, None]}, "has no part 'vocoder', without which LTX-2 draws no sound"),
-        (
-            {},
-            "",
-            {"text_encoder": ["transformers", "Gemma4UnifiedForConditionalGeneration"]},
-            "as LTX-2.5 does, which is not known",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_before_weights_load(
-    tiny: Any, tmp_path: Path, settings: Any, part: str, change: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch
-):
-    folder = Path(shutil.copytree(tiny("ltx2"), tmp_path / "model"))
-    damaged(folder, part, change)
-    monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
-    with pytest.raises(ValueError, match=said):
-        make(str(folder), **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"), [({"sound": True, "frames": 5}, "sound"), ({"guidance_sound": 5.0}, "guidance_sound")]
-)
-def test_clips_without_sound_have_no_settings_of_one(tiny: Any, settings: dict[str, Any], key: str):
-    with pytest.raises(ValueError, match=f"policy.{key} is set, but this model draws no clips with sound: leave it out"):
-        FlowPolicy(FlowPolicyConfig(tiny("wan"), height=32, width=32, **settings))
 
 
 def test_pictures_of_the_data_have_no_sound(tiny: Any):

@@ -127,15 +127,3 @@ def test_one_scale_per_row_is_that_of_every_row():
     # c . u / |u|^2 = (2 + 6) / (1 + 9) = 0.8
     fitted = nearest_multiple(torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0, 3.0]]))
     torch.testing.assert_close(fitted, torch.tensor([[0.8, 2.4]]))
-
-
-@pytest.mark.parametrize(
-    ("family", "settings", "message"),
-    [
-        ("sd3", {"guidance_low": 2.0}, "policy.guidance_low is 2, but .* has one network for all times"),
-        ("flux", {"guidance_rule": "norm"}, "takes the guidance as an input and makes one pass"),
-    ],
-)
-def test_guidance_that_a_model_cannot_have_is_refused(tiny, family, settings, message):
-    with pytest.raises(ValueError, match=message):
-        make(tiny(family), **settings)

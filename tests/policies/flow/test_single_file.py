@@ -121,24 +121,6 @@ def test_paths_that_lead_nowhere(sd15: tuple[Any, Path, Path], tmp_path: Path):
         load(settings(cut, base))
 
 
-@pytest.mark.parametrize(
-    ("model", "more", "words"),
-    [
-        ("a.ckpt", {}, "is a pickle, which may run code when it is read: save it as .safetensors"),
-        ("a.gguf", {}, "holds quantised weights, which do not train here"),
-        (
-            "tiny:sd3",
-            {"base": "b"},
-            "policy.base is 'b', which goes with one .safetensors file, not with 'tiny:sd3': leave it out",
-        ),
-        ("a.safetensors", {"variant": "fp16"}, "is one file, which has none: leave it out"),
-    ],
-)
-def test_settings_that_do_not_go_together(model: str, more: dict[str, Any], words: str):
-    with pytest.raises(ValueError, match=words):
-        settings(model, **more)
-
-
 def test_a_file_without_all_weights_and_one_for_another_pipeline(sd15: tuple[Any, Path, Path], root: Path, tmp_path: Path):
     _, base, file = sd15
     weights = load_file(file)

@@ -216,11 +216,6 @@ def test_prompts_that_cannot_be_edited_are_refused(tiny: Tiny, media: Any, words
         policy.rollout([Request(Prompt("p", "x", media), 1, 0)], evaluation_plan(2))
 
 
-def test_settings_of_pictures_are_refused_where_there_are_none(tiny: Tiny):
-    with pytest.raises(ValueError, match=r"policy.source_pixels and policy.source_fit are for pictures in prompts"):
-        FlowPolicy(FlowPolicyConfig(tiny("flux"), 16, 16, max_prompt_tokens=24, source_pixels=256))
-
-
 def mixed(name: str) -> list[Request]:
     """Prompts with no picture (where that may be), one and two."""
     counts = {"qwen_edit": (1, 2), "flux2": (2, 0, 1), "flux2_klein": (0, 2), "qwen_image21": (2, 0, 1)}[name]

@@ -218,26 +218,6 @@ def test_the_hub_scheduler_is_followed_by_its_sigmas(tiny, tmp_path):
     assert make(tiny("wan")).family.spacing() == StaticShift(3.0)
 
 
-@pytest.mark.parametrize(
-    ("family", "settings", "said"),
-    [
-        ("wan", {"frames": 4}, r"policy\.frames is 4, but this model draws 4k \+ 1 frames: set it to 1 or 5"),
-        ("wan_a14b", {"frames": 7}, r"set it to 5 or 9"),
-        ("wan", {"height": 36}, r"policy\.height is 36, but this model draws multiples of 16 pixels: set it to 32 or 48"),
-        ("wan_5b", {"width": 40}, r"policy\.width is 40, but this model draws multiples of 32 pixels"),
-        ("wan", {"guidance_low": 2.0}, r"policy\.guidance_low is 2, but .* has one network for all times"),
-        ("wan_a14b", {"guidance": 1.0}, r"policy\.guidance is 1, which draws in one pass"),
-        ("wan_i2v", {"max_prompt_tokens": 24}, r"policy\.max_prompt_tokens is 24, but .* counts on 512: leave it out"),
-        ("wan_i2v", {"frames": 1}, r"policy\.frames is 1, but this model draws what follows a first frame: set it to 5 or more"),
-        ("wan_5b", {"source_pixels": 256}, r"policy\.source_pixels is set, but a first frame has the size of its clip"),
-        ("sd3", {"height": 16, "width": 16, "max_prompt_tokens": 3}, r"policy\.frames is 5, but this model draws pictures"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_before_weights_load(tiny, family, settings, said, no_weights):
-    with pytest.raises(ValueError, match=said):
-        make(tiny(family), **settings)
-
-
 def test_a_clip_counts_as_all_its_frames_where_samples_are_decoded(tiny, monkeypatch):
     policy = make(tiny("wan"))
     sizes: list[int] = []

@@ -66,15 +66,10 @@ TEXT = {
     "cut": (lambda f: cut(f / "model.safetensors"), r"model\.safetensors is cut short"),
     "more layers": (lambda f: set_config(f / "config.json", "vision_config", "depth", 3), r"missing \(model\.visual\.blocks\.2"),
     "fewer layers": (lambda f: set_config(f / "config.json", "vision_config", "depth", 1), r"unexpected \(.*visual\.blocks\.1"),
-    "a billion layers": (
-        lambda f: set_config(f / "config.json", "text_config", "num_hidden_layers", 10**9),
-        r"num_hidden_layers in its config is 1000000000: no model has more than 4096",
-    ),
     "negative layers": (
         lambda f: set_config(f / "config.json", "vision_config", "depth", -1),
         r"unexpected \(.*visual\.blocks\.0",
     ),
-    "negative layers of text": (lambda f: set_config(f / "config.json", "text_config", "num_hidden_layers", -1), "cannot be"),
     "tokenizer": (lambda f: cut(f / "tokenizer.json"), r"cannot be loaded: check its files"),
 }
 

@@ -9,7 +9,6 @@ from torch import nn
 from transformers import LlamaConfig
 
 from mmrl.core.readings import LOGPROBS
-from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.families.generic import Generic
@@ -17,7 +16,6 @@ from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
 from mmrl.policies.text.loading import check_head, refusing_code
 from mmrl.policies.text.prompt.encode import Encoded, collate_prompts, stand_in_prompt
-from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.write.generate import Stops
 from mmrl.policies.video.sampling import VideoSettings
 
@@ -47,20 +45,6 @@ def test_what_nobody_can_read_is_refused_and_the_rest_is_not():
         (what, name), *_ = change.items()
         with pytest.raises(ValueError, match=f"{what} '{name}' cannot be read"):
             check_reading(LOGPROBS._replace(**change), "text", *known)
-
-
-def test_only_packed_rows_and_another_attention_exclude_each_other():
-    TextPolicyConfig("m", prefix="packed", gradient_checkpointing=True, attn_implementation="sdpa")
-    TextPolicyConfig("m", prefix="auto", attn_implementation="eager")
-    with pytest.raises(ValueError, match=r"set policy\.prefix = 'repeated'"):
-        TextPolicyConfig("m", prefix="packed", attn_implementation="eager")
-
-
-@pytest.mark.parametrize("dropout", [0.1, 1.0])
-def test_adapters_have_no_dropout(dropout: float):
-    LoraSettings(dropout=0.0)
-    with pytest.raises(ValueError, match=r"dropout is (0\.1|1\.0)"):
-        LoraSettings(dropout=dropout)
 
 
 def test_only_errors_about_foreign_code_are_told_in_other_words():

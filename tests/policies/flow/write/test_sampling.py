@@ -19,7 +19,7 @@ from mmrl.flow.path import data_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Forward, Full
 from mmrl.flow.times import TimeSampler
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
+from mmrl.policies.flow.policy import FlowTrace
 from mmrl.policies.shared.lora import LoraSettings
 from tests.support.flow_policies import FAMILIES, PLANS, PROMPT_TOKENS, latents, make, prompts, requests
 
@@ -234,58 +234,7 @@ def test_groups_that_do_not_fill_trees_are_refused(tiny):
         make(tiny("sd3")).rollout(requests(count=3), PLANS["tree"])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"_class_name": "LTXPipeline"},
-            r"is a LTXPipeline, which .* \(its nearest relative here is WanPipeline\): use",
-        ),
-        (
-            {"_class_name": "AuraFlowPipeline"},
-            "an AuraFlowPipeline, .* relative here is StableDiffusion3Pipeline",
-        ),
-        ({"_class_name": "OddPipeline"}, "is an OddPipeline, which is not known here: use one of ChromaPipeline, "),
-        ({"scheduler": ["diffusers", "DDIMScheduler"]}, "comes with the scheduler DDIMScheduler"),
-    ],
-)
-def test_pipelines_that_are_not_flow_matching_are_refused(tiny, tmp_path, change, message):
-    folder = shutil.copytree(tiny("sd3"), tmp_path / "model")
-    file = folder / "model_index.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(ValueError, match=message):
-        FlowPolicy(FlowPolicyConfig(str(folder)))
-
-
-@pytest.mark.parametrize("scheduler", ["LCMScheduler", "EulerAncestralDiscreteScheduler"])
-def test_schedulers_that_draw_noise_are_refused_for_that(tiny, tmp_path, scheduler):
-    folder = shutil.copytree(tiny("sd15"), tmp_path / "model")
-    file = folder / "model_index.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"scheduler": ["diffusers", scheduler]}))
-    with pytest.raises(ValueError, match=f"{scheduler}, which draws noise in its steps, .*: use a model with DDIMScheduler or"):
-        FlowPolicy(FlowPolicyConfig(str(folder)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"height": 18}, "policy.height is 18, but this model draws multiples of 4 pixels"),
-        ({"width": 1024}, "draws at most 64 pixels a side"),
-        ({"guidance": 0.5}, r"guidance is 0\.5"),
-        ({"forward_rows": 0}, "forward_rows is 0: it must be 1 to 1048576"),
-        ({"max_prompt_tokens": -1}, "max_prompt_tokens is -1: it must be 0 to 1048576"),
-    ],
-)
-def test_settings_the_model_cannot_take_are_refused(tiny, settings, message):
-    with pytest.raises(ValueError, match=message):
-        make(tiny("sd3"), **settings)
-
-
 def test_missing_folders_are_named(tiny, tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        FlowPolicy(FlowPolicyConfig(str(tmp_path / "nowhere")))
-    with pytest.raises(FileNotFoundError, match="neither a folder with a pipeline"):
-        FlowPolicy(FlowPolicyConfig("nobody/nothing"))
     with pytest.raises(FileNotFoundError, match=r"policy\.lora\.adapter"):
         make(tiny("sd3"), lora=LoraSettings(adapter=str(Path(tmp_path) / "none")))
     with pytest.raises(ValueError, match="keeps the shadows"):

@@ -41,9 +41,6 @@ def test_types_say_yes_by_their_family_or_no_with_a_sentence():
 
 
 def test_a_model_of_a_refused_type_is_refused_before_its_weights_are_read(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"model_type": "voxtral_realtime"}')
-    with pytest.raises(ValueError, match=r"is of type voxtral_realtime, which adds sounds to its text while it writes"):
-        load_config(TextPolicyConfig(str(tmp_path)))
     (tmp_path / "config.json").write_text('{"model_type": "mllama"}')
     with pytest.raises(ValueError, match=r"is of type mllama, which looks at pictures beside its text.*`mmrl ls families --all`"):
         load_config(TextPolicyConfig(str(tmp_path)))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.app.commands.check import check
 from mmrl.app.config import run as configs
 from mmrl.app.planning.plan import draw_up
-from mmrl.app.run.beforehand import check_context
-from mmrl.core.ranks import Ranks
 from mmrl.policies.text.check.diagnose import PIECES
 from mmrl.policies.text.dry_run import TextDryRun
 from mmrl.policies.text.packed.attention import Packed
@@ -147,40 +144,8 @@ def test_the_gate_names_an_exchange_that_goes_wrong(tiny: Callable[[str], str], 
     assert f"Likely cause: {PIECES} (" in message and "Leave policy.context out" in message, message
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"prefix": "repeated"}, "policy.context is 2, and policy.prefix = 'repeated' packs no rows: change that"),
-        ({"attn_implementation": "eager"}, "policy.attn_implementation is another one than sdpa"),
-        ({"compile": True}, "policy.compile was not tried with it"),
-        ({"decode": "shared"}, "policy.decode = 'shared' was not tried with it"),
-        ({"scores": ("overall",)}, "policy.scores puts a head on rows"),
-    ],
-)
-def test_what_was_not_tried_is_refused(settings: dict[str, Any], sentence: str):
-    with pytest.raises(ValueError, match=sentence):
-        TextPolicyConfig("m", context=2, **settings)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["ahead=1"], "policy.context is 2, and ahead = 1 was not tried with it"),
-        (["cluster.samplers=2"], "policy.context is 2, and cluster.samplers = 2 was not tried with it"),
-        (["algorithm.preset=opd"], "reads divergence, overlap, which was not tried with it"),
-        (["algorithm.preset=t_grpo"], None),
-    ],
-)
-def test_runs_that_were_not_tried_are_refused(words: list[str], sentence: str | None):
-    config = configs.load("tiny/image", ["policy.context=2", *words]).config
-    with nullcontext() if sentence is None else pytest.raises(ValueError, match=sentence):
-        check_context(config, Ranks())
-
-
 def test_processes_heads_and_models_that_do_not_fit_are_refused(tiny: Callable[[str], str]):
     with pytest.raises(ValueError, match=r"the processes of the run are 3: start a multiple of 2 .*cluster.trainers = 2"):
         refuse_rest(2, 3)
     with pytest.raises(ValueError, match=r"policy.context is 3, which does not divide the 4 heads of attention"):
         TextDryRun(TextPolicyConfig(tiny("qwen3_vl"), context=3))
-    with pytest.raises(ValueError, match="pieces of rows were not tried with qwen3_5"):
-        TextDryRun(TextPolicyConfig(tiny("qwen3_5"), context=2))

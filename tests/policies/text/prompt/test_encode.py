@@ -238,13 +238,9 @@ def test_the_audit_counts_patch_rows(tiny):
         audit(replace(trace, prompts=(short, *trace.prompts[1:])))
 
 
-def test_wrong_models_are_refused(tiny, tmp_path):
+def test_wrong_models_are_refused(tmp_path):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    with pytest.raises(FileNotFoundError, match=r"there is no folder '\./nowhere'"):
-        make("./nowhere")
-    with pytest.raises(FileNotFoundError, match="neither a folder with a model nor one the Hugging Face hub gave us"):
-        make("nobody/no-such-model")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"the folder '.*empty' holds no config\.json: give the folder of a model"):
         load_config(TextPolicyConfig(str(tmp_path / "empty")))
@@ -254,8 +250,6 @@ def test_wrong_models_are_refused(tiny, tmp_path):
     Qwen2ForCausalLM(small).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no chat template: use an instruction-tuned model"):
         make(str(tmp_path))
-    with pytest.raises(ValueError, match=r"remove policy\.min_pixels"):
-        make(tiny("internvl"), max_pixels=10_000)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
