@@ -92,7 +92,7 @@ def unpack_group(body: bytes, folder: Path) -> Group:
 def pack_reply(reply: ServedScores) -> bytes:
     header = {"parts": [dict(p) for p in reply.parts], "fingerprint": reply.fingerprint, "raised": reply.raised}
     arrays = {"values": np.asarray(reply.values, np.float64), "status": np.asarray([int(s) for s in reply.status], np.int8)}
-    return _save(header, arrays)
+    return _save(_encode(header, arrays, "reply"), arrays)
 
 
 def unpack_reply(body: bytes) -> ServedScores:
@@ -301,16 +301,7 @@ def _save(header: object, arrays: Mapping[str, Array]) -> bytes:
     from safetensors.numpy import save
 
     plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return save(plain, {HEADER_KEY: json.dumps({"protocol": PROTOCOL, "value": _finite(header)}, allow_nan=False)})
-
-
-def _finite(value: object) -> object:
-    """The value with NaN and infinity written as words, because JSON has neither."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": str(value)}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return {key: _finite(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return save(plain, {HEADER_KEY: json.dumps({"protocol": PROTOCOL, "value": header}, allow_nan=False)})
 
 
 def _load(body: bytes) -> tuple[Json, dict[str, Array]]:

@@ -16,6 +16,7 @@ from mmrl.app.report.charts import (
     RIGHT,
     TOP,
     WIDTH,
+    Chart,
     Scale,
     axes,
     canvas,
@@ -198,15 +199,6 @@ class RecordedStep:
         return sum((span.length for span in (*self.phases, *self.gaps, *self.inner) if span.name == name), 0.0)
 
 
-@dataclass(frozen=True)
-class StepLine:
-    """A drawn step: its title, SVG, and what is to be said of it."""
-
-    title: str
-    drawing: Markup
-    words: str
-
-
 def read_steps(file: Path) -> list[RecordedStep]:
     """The steps of spans.jsonl; ValueError naming the line that says none."""
     found = list[RecordedStep]()
@@ -224,7 +216,7 @@ def spans_of(listed: Iterable[Any]) -> tuple[StepSpan, ...]:
     return tuple(StepSpan(str(name), float(start), float(length)) for name, start, length in listed)
 
 
-def step_lines(steps: Sequence[RecordedStep]) -> list[StepLine]:
+def step_lines(steps: Sequence[RecordedStep]) -> list[Chart]:
     """A typical step, whose length is the median, and the slowest one; without the first of a process, where there are others."""
     steps = [step for step in steps if not step.is_first] or steps
     if not steps:
@@ -232,10 +224,10 @@ def step_lines(steps: Sequence[RecordedStep]) -> list[StepLine]:
     middle = median_low(step.seconds for step in steps)
     typical = min(steps, key=lambda step: abs(step.seconds - middle))
     slowest = max(steps, key=lambda step: step.seconds)
-    found = [StepLine(f"A typical step ({typical.number}): {seconds(typical.seconds)}", draw(typical), TITLES)]
+    found = [Chart(f"A typical step ({typical.number}): {seconds(typical.seconds)}", draw(typical), TITLES)]
     if slowest is not typical:
         title = f"The slowest step ({slowest.number}): {seconds(slowest.seconds)}"
-        found.append(StepLine(title, draw(slowest), waited_for(slowest, typical)))
+        found.append(Chart(title, draw(slowest), waited_for(slowest, typical)))
     return found
 
 

@@ -34,29 +34,6 @@ MOST_NAMES = 500
 """Metrics that are followed."""
 
 
-@dataclass(frozen=True)
-class RunProgress:
-    """How far a run is."""
-
-    step: int
-    wanted: int | None
-    is_training: bool
-    """A process trains into the folder."""
-    step_s: float
-    """Mean seconds of the recent steps; NaN where they are unknown."""
-    asked: tuple[str, ...]
-    """Requests that the run has not followed yet."""
-
-    @property
-    def is_finished(self) -> bool:
-        return self.wanted is not None and self.step >= self.wanted
-
-    @property
-    def seconds_left(self) -> float:
-        """The steps that are left, without evaluations; NaN where it is unknown."""
-        return math.nan if self.wanted is None else max(0, self.wanted - self.step) * self.step_s
-
-
 class Feed:
     """A run's files, followed by `follow`."""
 
@@ -113,10 +90,12 @@ class Feed:
             *(warning_counts(self._said), {}, value_at(config, "policy", "box_space"), notices, alarms),
         )
 
-    def state(self, data: RunData) -> RunProgress:
-        asked = tuple(what for what in REQUESTS if self.run.request_file(what).exists())
+    def state(self, data: RunData) -> dict[str, object]:
+        """Whether a process trains, seconds of a recent step and of those left (NaN: unknown), and requests not followed yet."""
         step_s = mean(line.get("time/step_s", math.nan) for line in self.recent)
-        return RunProgress(data.steps_done, data.steps_wanted, is_locked(self.run.path), step_s, asked)
+        left_s = math.nan if data.steps_wanted is None else max(0, data.steps_wanted - data.steps_done) * step_s
+        asked = tuple(what for what in REQUESTS if self.run.request_file(what).exists())
+        return {"is_training": is_locked(self.run.path), "step_s": step_s, "seconds_left": left_s, "asked": asked}
 
     def newest_samples(self) -> list[tuple[str, int, Path]]:
         """Split, step and file of the newest samples of training, and of held-out or seen prompts."""
@@ -281,7 +260,11 @@ class Page:
             state, newest = feed.state(data), feed.newest_samples()
             newest_at = [(str(file), stamp(file)) for _, _, file in newest]
             return {
-                "state": self._part("state", (feed.seen, repr(state), tuple(data.notices)), lambda: self._state(data, state)),
+                "state": self._part(
+                    "state",
+                    (feed.seen, repr(state), tuple(data.notices)),
+                    lambda: {"data": data, "state": state, "sentence": description(data.config)},
+                ),
                 "curves": self._part("curves", feed.seen[:2], lambda: self._curves(data)),
                 "samples": self._part("samples", newest_at, lambda: self._samples(data, newest)),
                 "warnings": self._part("warnings", feed.seen[2], lambda: {"warnings": data.warnings[-WARNINGS_SHOWN:][::-1]}),
@@ -301,9 +284,6 @@ class Page:
         part = PagePart(html, hashlib.sha256(html.encode(errors="replace")).hexdigest()[:12])
         self._parts[name] = facts, part
         return part
-
-    def _state(self, data: RunData, state: RunProgress) -> Mapping[str, object]:
-        return {"data": data, "state": state, "sentence": description(data.config)}
 
     def _curves(self, data: RunData) -> Mapping[str, object]:
         def there(charts: Sequence[Chart | None]) -> list[Chart]:

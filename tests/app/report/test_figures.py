@@ -171,12 +171,12 @@ def test_a_stall_is_found_and_named(tmp_path: Path, clock: list[float]) -> None:
     typical, slowest = step_lines(read_steps(run.spans_file))
     # the first step of a process is left out; of 2.75, 2.75, 3.25 and 5.75 the lower median is 2.75
     assert typical.title == "A typical step (2): 2.75 s" and slowest.title == "The slowest step (4): 5.75 s"
-    assert slowest.words == "3 s more than a typical one in rollout, of it 3 s in generate."
-    lanes = re.findall(r'<rect class="band (p\d)" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', slowest.drawing)
+    assert slowest.note == "3 s more than a typical one in rollout, of it 3 s in generate."
+    lanes = re.findall(r'<rect class="band (p\d)" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', slowest.svg)
     # 272 pixels from 96 on are 5.75 s: rollout, reward, update, and the quarter of a second before the update
     expected = [("p0", 0.0, 4.25), ("p1", 4.25, 0.25), ("p3", 4.75, 1.0), ("p4", 4.5, 0.25)]
     assert lanes == [(name, f"{96 + 272 * at / 5.75:.1f}", f"{272 * long / 5.75:.1f}") for name, at, long in expected]
-    assert slowest.drawing.count('class="inner"') == 5 and "generate: 4 s from 0.25 s on" in slowest.drawing
+    assert slowest.svg.count('class="inner"') == 5 and "generate: 4 s from 0.25 s on" in slowest.svg
     page = page_of(run)
     assert "A typical step (2): 2.75 s" in page and "of it 3 s in generate." in page
 
@@ -209,7 +209,7 @@ def test_a_thread_that_samples_has_a_lane_of_its_own(tmp_path: Path, clock: list
     spans.after_step(2, {}, None)
     lines = [json.loads(line)["beside"] for line in run.spans_file.read_text().splitlines()]
     assert lines == [{"sampler-0": [["chunk", 1.0, 1.0]]}, {"sampler-0": [["chunk", 0.0, 0.25]]}]
-    drawing = step_lines(read_steps(run.spans_file))[0].drawing
+    drawing = step_lines(read_steps(run.spans_file))[0].svg
     assert ">sampler-0</text>" in drawing and "chunk: 0.25 s from 0 s on" in drawing
 
 
@@ -218,7 +218,7 @@ def test_a_stall_between_the_phases_is_called_the_rest(tmp_path: Path, clock: li
     spans = StepSpans(run)
     for step, between in enumerate([0.25, 0.25, 0.25, 7.25], start=1):
         take_step(spans, clock, step, 1.0, between)
-    assert step_lines(read_steps(run.spans_file))[1].words == "7 s more than a typical one in the rest."
+    assert step_lines(read_steps(run.spans_file))[1].note == "7 s more than a typical one in the rest."
 
 
 def test_equal_steps_and_one_step_alone(tmp_path: Path, clock: list[float]) -> None:
@@ -230,7 +230,7 @@ def test_equal_steps_and_one_step_alone(tmp_path: Path, clock: list[float]) -> N
     take_step(spans, clock, 2, 1.0)
     take_step(spans, clock, 3, 1.25)
     take_step(spans, clock, 4, 1.0)
-    assert step_lines(read_steps(run.spans_file))[1].words == "Hardly longer than a typical one."
+    assert step_lines(read_steps(run.spans_file))[1].note == "Hardly longer than a typical one."
 
 
 def test_long_runs_keep_few_steps_and_every_slow_one(tmp_path: Path, clock: list[float]) -> None:
