@@ -31,6 +31,7 @@ from mmrl.app.commands.options import (
 from mmrl.app.errors import (
     TRACEBACK,
     StoppedExit,
+    Terminal,
     is_for_people,
     leave_loudly,
     leave_now,
@@ -39,6 +40,7 @@ from mmrl.app.errors import (
     sentence,
     start,
 )
+from mmrl.app.files import json_text
 from mmrl.app.plugins.lab import add_verbs
 from mmrl.runtime.blame import know_ctrl_c
 
@@ -54,11 +56,9 @@ Step = Annotated[
 def report(run: RunFolder, as_json: AsJson = False) -> None:
     """Write the run's report.html: one file, no network."""
     if as_json:
-        from mmrl.app.files import json_text
         from mmrl.app.report.data import facts, load
 
-        typer.echo(json_text(facts(load(run))))
-        return
+        return typer.echo(json_text(facts(load(run))))
     from mmrl.app.report.page import write_report
 
     typer.echo(write_report(run))
@@ -84,16 +84,13 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs or evaluations: settings that differ, and numbers on the same prompts with a sign test."""
-    from mmrl.app.errors import Terminal
     from mmrl.app.evaluation import compare as comparing
-    from mmrl.app.evaluation.compare import print_comparison
-    from mmrl.app.files import json_text
 
     comparison = comparing.compare(first, second)
     if as_json:
         typer.echo(json_text(comparison.facts()))
     else:
-        print_comparison(comparison, Terminal(markup=True))
+        comparing.print_comparison(comparison, Terminal(markup=True))
     if html is not None:
         typer.echo(comparing.write_comparison(comparison, html), err=True)
 
@@ -114,7 +111,6 @@ def draw(
     as_json: AsJson = False,
 ) -> None:
     """Draw a prompt with a run's model, by any of its checkpoints: the same seed draws the same noise for all of them."""
-    from mmrl.app.files import json_text
     from mmrl.app.one_prompt import draw as draw_one
     from mmrl.app.run.revive import step_words
 
@@ -137,15 +133,12 @@ def ask(
 
     The question is put as the run puts its own: with its system prompt and answer format.
     """
-    from mmrl.app.errors import printable
-    from mmrl.app.files import json_text
     from mmrl.app.one_prompt import ask as ask_one
     from mmrl.app.run.revive import step_words
 
     found = ask_one(run, words, step, out)
     if as_json:
-        typer.echo(json_text(found))
-        return
+        return typer.echo(json_text(found))
     typer.echo(printable(f"{step_words(int(str(found['step'])))}: {found['answer'] or '(nothing)'}"))
     if found["truncated"]:
         typer.echo("cut at the length limit (policy.sampling.max_new_tokens)", err=True)
@@ -339,12 +332,10 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List what is available, shipped with mmrl or yours; `mmrl ls rewards` also says what each reward needs and returns."""
-    from mmrl.app.files import json_text
     from mmrl.app.inspect.ls import listing, things
 
     if as_json:
-        typer.echo(json_text(things(kind)))
-        return
+        return typer.echo(json_text(things(kind)))
     for line in listing(kind, everything):
         typer.secho(printable(line), bold=not line.startswith(" ") and kind is None)
 
@@ -360,12 +351,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print details of a name: a config or algorithm with every value; a reward, data set or part with its settings; a metric."""
-    from mmrl.app.files import json_text
     from mmrl.app.inspect.show import description, facts
 
     if as_json:
-        typer.echo(json_text(facts(name, overrides or [], everything)))
-        return
+        return typer.echo(json_text(facts(name, overrides or [], everything)))
     typer.echo(printable(description(name, overrides or [], everything)))
 
 

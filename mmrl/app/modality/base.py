@@ -100,6 +100,8 @@ class PolicyNeeds:
     """Those that answer its turns; None: it takes one."""
     samplers: "SamplerSettings | None" = None
     """Processes that sample; None: it does itself."""
+    limits: Limits | None = None
+    """How far episodes go in a dry run, which opens no worlds; None: a sample is one turn."""
 
 
 class Modality(ABC, Generic[Settings, Model]):
@@ -107,19 +109,21 @@ class Modality(ABC, Generic[Settings, Model]):
 
     name: ClassVar[str]
     settings: type[Settings]
-    evaluation_keys: ClassVar[tuple[str, ...]]
+    evaluation_keys: ClassVar[tuple[str, ...]] = ("sampling",)
     """The keys of [evaluation] that belong to this kind alone; the first is the one to use."""
     output: ClassVar[str]
     """The kind of its samples, as far as the kind of policy tells: text or image."""
-    index_file: ClassVar[str]
+    has_turns: ClassVar[bool] = False
+    """May a sample have several?"""
+    index_file: ClassVar[str] = "config.json"
     """The file every model folder of this kind holds."""
-    library: ClassVar[str]
+    library: ClassVar[str] = "transformers"
     """Loads a whole exported model, as its card says."""
-    adapter_library: ClassVar[str]
-    adapter_note: ClassVar[str]
+    adapter_library: ClassVar[str] = "peft"
+    adapter_note: ClassVar[str] = "This needs the base model and `pip install peft`; to run without either, export with --merge."
     idle_columns: ClassVar[tuple[str, ...]]
     """Columns of data sets that look as if they set how a prompt is answered."""
-    rates: ClassVar[tuple[float, float]]
+    rates: ClassVar[tuple[float, float]] = (1e-5, 1e-6)
     """The usual learning rates: where adapters train, and where all weights do."""
 
     def output_of(self, policy: Settings) -> str:
@@ -134,19 +138,25 @@ class Modality(ABC, Generic[Settings, Model]):
     def evaluation_defaults(self, policy: Settings) -> dict[str, Any]:
         """The values that [evaluation] starts from, by key."""
 
-    def eval_sampling(self, evaluation: EvaluationTable) -> object:
-        """The sampling that Policy.rollout is given to evaluate."""
+    def eval_sampling(self, evaluation: EvaluationTable, one: VariantConfig | None = None) -> Any:
+        """The sampling that Policy.rollout is given to evaluate, or to evaluate in one further way."""
         return evaluation.sampling
 
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
-        """Further ways to evaluate."""
-        for one in evaluation.also:
-            if any(value is not None for value in (one.num_steps, one.guidance, one.base_from)):
-                raise ValueError(
-                    f"evaluation.also {one.name!r} sets num_steps, guidance or base_from, which image "
-                    "generators have: take turns or weights"
-                )
-        return [Variant(one.name, evaluation.sampling, one.weights or evaluation.weights, one.turns) for one in evaluation.also]
+        """Further ways to evaluate; ValueError for settings that this kind has none of."""
+        turned = [one.name for one in evaluation.also if one.turns is not None]
+        if turned and not self.has_turns:
+            raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and pictures are drawn in one go: leave it out")
+        stepped = [one.name for one in evaluation.also if {one.num_steps, one.guidance, one.base_from} != {None}]
+        if stepped and "num_steps" not in self.evaluation_keys:
+            raise ValueError(
+                f"evaluation.also {stepped[0]!r} sets num_steps, guidance or base_from, which image generators have: take turns "
+                "or weights"
+            )
+        return [
+            Variant(one.name, self.eval_sampling(evaluation, one), one.weights or evaluation.weights, one.turns)
+            for one in evaluation.also
+        ]
 
     @abstractmethod
     def check_prompts(self, policy: Settings, prompts: Sequence[Prompt]) -> None:
@@ -182,9 +192,7 @@ class Modality(ABC, Generic[Settings, Model]):
         """The policy; ValueError for worlds that this model cannot answer."""
 
     @abstractmethod
-    def build_dry_run(
-        self, policy: Settings, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
-    ) -> "DryRun":
+    def build_dry_run(self, policy: Settings, needs: PolicyNeeds) -> "DryRun":
         """A policy without weights that counts what it is asked; completions have max_new_tokens."""
 
     def box_space(self, policy: Settings) -> str | None:
@@ -233,12 +241,6 @@ class Modality(ABC, Generic[Settings, Model]):
     @abstractmethod
     def merge(self, folder: Path, policy: Settings) -> None:
         """Replace the adapter in `folder` by the whole model."""
-
-
-def refuse_turns(evaluation: EvaluationTable) -> None:
-    """Raise ValueError for a further way to evaluate that has turns, for a policy that draws."""
-    if turned := [one.name for one in evaluation.also if one.turns is not None]:
-        raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and pictures are drawn in one go: leave it out")
 
 
 def warn_of_columns(prompts: Sequence[Prompt], idle: Collection[str]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, PolicyNeeds, VariantConfig, refuse_turns
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, PolicyNeeds, VariantConfig
 from mmrl.app.modality.flow_checks import (
     check_objective,
     check_parts,
@@ -30,14 +30,11 @@ from mmrl.app.modality.flow_checks import (
 from mmrl.app.modality.merge import merge_lora
 from mmrl.app.modality.taught import measured_apart
 from mmrl.app.modality.templates import draw_again, flow_template
-from mmrl.core.episodes import Limits
-from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
 from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size, own_size
-from mmrl.training.evaluate import Variant
 
 if TYPE_CHECKING:
     from mmrl.policies.flow.families.base import FlowFamily
@@ -82,12 +79,13 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
     def evaluation_defaults(self, policy: FlowPolicyConfig) -> dict[str, Any]:
         return {"num_steps": EVALUATION_STEPS}
 
-    def eval_sampling(self, evaluation: EvaluationTable) -> RolloutPlan:
-        return plan_of(evaluation, evaluation)
-
-    def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
-        refuse_turns(evaluation)
-        return [Variant(one.name, plan_of(one, evaluation), one.weights or evaluation.weights) for one in evaluation.also]
+    def eval_sampling(self, evaluation: EvaluationTable, one: VariantConfig | None = None) -> RolloutPlan:
+        """The steps; what a further way leaves out is as in [evaluation]."""
+        own = evaluation if one is None else one
+        guidance = evaluation.guidance if own.guidance is None else own.guidance
+        base_from = evaluation.base_from if own.base_from is None else own.base_from
+        steps = own.num_steps or evaluation.num_steps or EVALUATION_STEPS
+        return evaluation_plan(steps, guidance=guidance, base_from=base_from)
 
     def check_prompts(self, policy: FlowPolicyConfig, prompts: Sequence[Prompt]) -> None:
         from mmrl.policies.flow.families.sources import refuse_sources
@@ -106,7 +104,7 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
     def plans(self, algorithm: Algorithm, evaluation: EvaluationTable) -> Mapping[str, RolloutPlan]:
         """How pictures are drawn at the first step, and how held-out ones are, by the table of the config that says so."""
         trained = {} if algorithm.schedule is None else {"algorithm.schedule": algorithm.schedule.at(0)}
-        also = {f"evaluation.also.{i}": plan_of(one, evaluation) for i, one in enumerate(evaluation.also)}
+        also = {f"evaluation.also.{i}": self.eval_sampling(evaluation, one) for i, one in enumerate(evaluation.also)}
         return {**trained, "evaluation": self.eval_sampling(evaluation), **also}
 
     def warn_after_load(
@@ -163,12 +161,10 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         parts = FlowParts() if needs.samplers is None else FlowParts(generator=drawing_generator(needs.samplers))
         return FlowPolicy(policy, needs.shadows, needs.ema_decay or USUAL_DECAY, parts)
 
-    def build_dry_run(
-        self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
-    ) -> "DryRun":
+    def build_dry_run(self, policy: FlowPolicyConfig, needs: PolicyNeeds) -> "DryRun":
         from mmrl.policies.flow.dry_run import FlowDryRun
 
-        return FlowDryRun(policy, shadows)
+        return FlowDryRun(policy, needs.shadows)
 
     def alone(self, policy: FlowPolicyConfig, rows: int) -> FlowPolicyConfig:
         return replace(policy, equal_forwards=True, forward_rows=rows, decode_rows=1)
@@ -273,11 +269,3 @@ def families_by_size(family: "FlowFamily", prompts: Sequence[Prompt]) -> "dict[S
     """The family for every size that prompts are drawn at."""
     asked = {family.size_of(prompt) for prompt in prompts} or {(family.width, family.height)}
     return {size: family.at(size) for size in sorted(asked)}
-
-
-def plan_of(one: VariantConfig | EvaluationTable, evaluation: EvaluationTable) -> RolloutPlan:
-    """The steps of a way to draw the held-out prompts; what it leaves out is as in [evaluation]."""
-    guidance = evaluation.guidance if one.guidance is None else one.guidance
-    base_from = evaluation.base_from if one.base_from is None else one.base_from
-    steps = one.num_steps or evaluation.num_steps or EVALUATION_STEPS
-    return evaluation_plan(steps, guidance=guidance, base_from=base_from)

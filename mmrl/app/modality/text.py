@@ -1,23 +1,21 @@
 """Policies that write text, and those that draw by tokens, as the commands see them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, PolicyNeeds, refuse_turns
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, PolicyNeeds
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.app.modality.taught import follows_teachers, likely_asked, measured_apart, refuse_comparisons, with_teachers
 from mmrl.app.modality.templates import auto_classes, code_template, draw_codes_again, text_template, write_again
 from mmrl.core.episodes import Limits
 from mmrl.core.hooks import PlannerHooks, with_hooks
-from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.codes.settings import CodePolicyConfig, check_sampling
 from mmrl.policies.flow.sizes import own_size, size_text
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.training.evaluate import Variant
 
 if TYPE_CHECKING:
     from mmrl.policies.codes.janus import Janus
@@ -45,12 +43,8 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
 
     name = "text"
     settings = TextPolicyConfig
-    evaluation_keys = ("sampling",)
     output = "text"
-    index_file = "config.json"
-    library, adapter_library = "transformers", "peft"
-    adapter_note = "This needs the base model and `pip install peft`; to run without either, export with --merge."
-    rates = (1e-5, 1e-6)
+    has_turns = True
     idle_columns = ("system", "system_prompt", "temperature", "top_p", "max_tokens", "max_new_tokens", "stop")
 
     def stand_ins(self, policy: TextPolicyConfig) -> tuple[str, str]:
@@ -121,16 +115,14 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
             policy = replace(policy, decode="plain") if policy.decode == "auto" else policy
         return TextPolicy(policy, needs.shadows, needs.ema_decay or USUAL_DECAY, needs.views, parts)
 
-    def build_dry_run(
-        self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
-    ) -> "DryRun":
+    def build_dry_run(self, policy: TextPolicyConfig, needs: PolicyNeeds) -> "DryRun":
         from mmrl.policies.text.dry_run import TextDryRun
         from mmrl.policies.text.kept import refuse_idle_cache
         from mmrl.policies.text.loading import load_config
 
-        if limits is not None:
+        if needs.limits is not None:
             refuse_idle_cache(policy, load_config(policy))
-        return TextDryRun(policy, shadows, views, limits)
+        return TextDryRun(policy, needs.shadows, needs.views, needs.limits)
 
     def box_space(self, policy: TextPolicyConfig) -> str | None:
         if policy.box_space != "auto":
@@ -187,21 +179,12 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
 
     name = "token_image"
     settings = CodePolicyConfig
-    evaluation_keys = ("sampling",)
     output = "image"
-    index_file = "config.json"
-    library, adapter_library = TextModality.library, TextModality.adapter_library
-    adapter_note = TextModality.adapter_note
-    rates = (1e-5, 1e-6)
     idle_columns = ("guidance", "guidance_scale", "temperature", "negative_prompt", "seed", "resolution")
 
     def evaluation_defaults(self, policy: CodePolicyConfig) -> dict[str, Any]:
         """The sampling of training: the most likely codes make poor pictures."""
         return {"sampling": policy.sampling}
-
-    def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
-        refuse_turns(evaluation)
-        return super().variants(evaluation)
 
     def check_prompts(self, policy: CodePolicyConfig, prompts: Sequence[Prompt]) -> None:
         side = family_of_model(policy).side
@@ -242,12 +225,10 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
 
         return CodePolicy(policy, needs.shadows, needs.ema_decay or USUAL_DECAY, needs.views)
 
-    def build_dry_run(
-        self, policy: CodePolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
-    ) -> "DryRun":
+    def build_dry_run(self, policy: CodePolicyConfig, needs: PolicyNeeds) -> "DryRun":
         from mmrl.policies.codes.dry_run import CodeDryRun
 
-        return CodeDryRun(policy, shadows, views)
+        return CodeDryRun(policy, needs.shadows, needs.views)
 
     def alone(self, policy: CodePolicyConfig, rows: int) -> CodePolicyConfig:
         return replace(policy, decode_rows=1)

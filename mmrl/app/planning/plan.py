@@ -17,6 +17,7 @@ from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.taught import bind_taught
 from mmrl.app.planning.known import note_of, with_settings
 from mmrl.app.planning.memory import (
@@ -30,7 +31,7 @@ from mmrl.app.planning.memory import (
     sandbox_memory,
 )
 from mmrl.app.run.beforehand import refuse_unknown_space
-from mmrl.app.run.build import check_ranks, first_prompts, load_prompts
+from mmrl.app.run.build import check_ranks, first_prompts, load_prompts, shadows_of
 from mmrl.app.run.context import refuse_idle_methods
 from mmrl.core.protocols import Planner, Policy
 from mmrl.core.types import Group, Prompt, Revision, Scores
@@ -112,15 +113,13 @@ class CountedRun:
     policy: Policy[Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        shadows = self.algorithm.shadows | self.config.evaluation.weights_beside
-        modality = self.config.modality
-        environment = self.config.environment
+        policy, environment = self.config.policy, self.config.environment
         limits = None if environment is None else environment.limits
-        policy = self.config.policy
         if isinstance(policy, TextPolicyConfig) and (self.config.cluster.samplers or policy.engine is not None):
             # others write, and keep nothing here
             policy = replace(policy, episode_cache_mib=0)
-        self.dry_run = modality.build_dry_run(policy, shadows, self.algorithm.views, limits)
+        needs = PolicyNeeds(shadows_of(self.config, self.algorithm), views=self.algorithm.views, limits=limits)
+        self.dry_run = self.config.modality.build_dry_run(policy, needs)
         self.policy = self.dry_run.policy
 
     def calls(self, worst: bool = False, prompts: Sequence[Prompt] | None = None) -> Calls:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mmrl.app.config.run import RunConfig, resolve
+from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.run.build import with_local_model
 from mmrl.app.run.context import hushed_saving
 from mmrl.app.run.folder import RunDir
@@ -211,7 +212,7 @@ class Painter:
     def num_weights(self) -> int:
         """How many numbers it holds, counted by its config files; nothing is loaded."""
         policy = self.config.policy
-        dry = self.config.modality.build_dry_run(policy, frozenset(), {})
+        dry = self.config.modality.build_dry_run(policy, PolicyNeeds(frozenset()))
         each = 2 if policy.dtype == "bfloat16" else 4
         return sum(weight.numel() for weight in dry.network.parameters()) + sum(dry.beside().values()) // each
 

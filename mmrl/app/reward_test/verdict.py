@@ -4,8 +4,8 @@ import logging
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,6 +15,7 @@ from mmrl.app.config.reward_needs import need_of
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.core.types import Group, Status
+from mmrl.policies.shared.holding import holding
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.serving.reward_server import Served, serving
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
@@ -120,15 +121,9 @@ def probe_scores(name: str, reward: PlugIn, groups: Sequence[Group]) -> tuple[Te
     return torch.stack([t.values[:, 0] for t in tables]), torch.stack([t.status[:, 0] for t in tables]), seconds
 
 
-@contextmanager
-def silence() -> Iterator[None]:
+def silence() -> AbstractContextManager[None]:
     """No warning for each group that fails: the findings count them."""
-    log = logging.getLogger("mmrl.rewards")
-    was, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = was
+    return holding([logging.getLogger("mmrl.rewards")], "disabled", True)
 
 
 def always_fails(name: str, reward: PlugIn, names: Sequence[str], group: Group) -> str:
