@@ -184,7 +184,7 @@ def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, mo
     resolved = configs.load("tiny/image", ["policy.box_space=norm1000"])
     with pytest.raises(pytest.fail.Exception, match="far enough"):
         building.build(resolved, accelerator=object())
-    loading, making = ["load_rewards", "load_rewards", "load_prompts", "load_prompts"], ["small_models"]
+    loading, making = ["load_rewards", "load_prompts", "load_prompts"], ["small_models"]
     if rank == 0:
         assert ranks.log == [*making, "wait", *loading, "wait", *making, "wait"]
     else:

@@ -39,15 +39,18 @@ NUM_TOLD = 3
 SEQUENCES, STREAMS, MIXED = "Shuffled", "Streamed", "Mixture"
 """The samplers of configs that name none."""
 Prompts = Sequence[Prompt] | Iterable[Prompt]
+NamedMake = tuple[UnweightedReward, Callable[[], PlugIn]]
+"""A reward's settings, and what makes it."""
+Loaded = Sequence[tuple[UnweightedReward, PlugIn]]
+"""Rewards with their settings, those to train on first."""
 
 
 @dataclass(frozen=True)
 class PlugIns:
     """The plug-ins that a config names, each ready to be made."""
 
-    rewards: tuple[Callable[[], PlugIn], ...]
-    watched: tuple[Callable[[], PlugIn], ...]
-    """The rewards of [evaluation]."""
+    rewards: tuple[NamedMake, ...]
+    """Those to train on, then those of [evaluation]."""
     data: Callable[[], Prompts]
     held_out: Callable[[], Prompts] | None
     sampler: Callable[[Prompts, int], PromptSampler]
@@ -62,10 +65,9 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
     missing key, or a value of the wrong type.
     """
     config, table, known = resolved.config, resolved.table, dict[str, Callable[[], PlugIn]]()
-    held_out = config.evaluation.data
+    held_out, rewards = config.evaluation.data, read_rewards(config.reward, ("reward",), table, known)
     return PlugIns(
-        rewards=tuple(read_rewards(config.reward, ("reward",), table, known)),
-        watched=tuple(read_rewards(config.evaluation.reward, ("evaluation", "reward"), table, known)),
+        rewards=(*rewards, *read_rewards(config.evaluation.reward, ("evaluation", "reward"), table, known)),
         data=read_data(config.data, ("data",), table),
         held_out=None if held_out is None else read_data(held_out, ("evaluation", "data"), table),
         sampler=read_sampler(config.sampler, table, config.data),
@@ -75,13 +77,14 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
 
 def read_rewards(
     rewards: Sequence[UnweightedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], PlugIn]]
-) -> list[Callable[[], PlugIn]]:
-    """A list of rewards; equal entries are one object, which `known` remembers."""
-    found: list[Callable[[], PlugIn]] = []
+) -> list[NamedMake]:
+    """A list of rewards, each with its settings; equal entries are one object, which `known` remembers."""
+    found: list[NamedMake] = []
     for i, reward in enumerate(rewards):
         key = repr((reward.use, sorted(reward.args.items(), key=lambda item: item[0])))
         fresh = read_reward(reward, (*path, str(i)), table)
-        found.append(known.setdefault(key, cache(guarded(f"{table.at((*path, str(i)))}: {reward.use}")(fresh))))
+        make = known.setdefault(key, cache(guarded(f"{table.at((*path, str(i)))}: {reward.use}")(fresh)))
+        found.append((reward, make))
     return found
 
 

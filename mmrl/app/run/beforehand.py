@@ -17,6 +17,7 @@ from mmrl.algorithms.shaping.turns import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need
 from mmrl.answers.sources import Fit
+from mmrl.app.config.plug_ins import Loaded
 from mmrl.app.config.reward_needs import needs_of, parts_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
 from mmrl.app.modality.on_cards import check_cards
@@ -286,13 +287,7 @@ def refuse_views_and_replays(config: RunConfig, ranks: Ranks) -> None:
     refuse_where("", reasons)
 
 
-def look_at_scoring(
-    config: RunConfig,
-    loaded: Sequence[object],
-    loaded_more: Sequence[object],
-    trained: Sequence[Prompt],
-    asked: Sequence[Prompt],
-) -> None:
+def look_at_scoring(config: RunConfig, loaded: Loaded, trained: Sequence[Prompt], asked: Sequence[Prompt]) -> None:
     """Look whether every reward can score the run's prompts and groups, and whether its files, packages and servers are there.
 
     Held-out prompts that are trained on get a warning, and so do a reward that is only watched and one that few prompts are wrong
@@ -302,7 +297,7 @@ def look_at_scoring(
     if seen := overlap_sentence(trained, asked):
         log.warning(f"held-out data: {seen}")
     group_size = config.algorithm.algorithm.group_size
-    for reward, function in (*zip(config.reward, loaded, strict=True), *zip(evaluation.reward, loaded_more, strict=True)):
+    for reward, function in loaded:
         weighed = isinstance(reward, RewardConfig)
         found = list[str]()
         if weighed and not config.algorithm.algorithm.unscored:

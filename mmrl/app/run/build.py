@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from mmrl import __version__
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.config.plug_ins import Prompts, read_data, read_plug_ins, with_kind, worlds_of
+from mmrl.app.config.plug_ins import Loaded, NamedMake, Prompts, read_data, read_plug_ins, with_kind, worlds_of
 from mmrl.app.config.reward_needs import declared_space, name_of, other_samples, with_gradients, with_inside
 from mmrl.app.config.reward_needs import parts_of as parts_of_reward
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, UnweightedReward, as_table
@@ -22,7 +23,7 @@ from mmrl.app.config.stages import Stage
 from mmrl.app.errors import waiting
 from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.on_cards import refuse_ways_apart
-from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig
+from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.modality.taught import bind_taught
 from mmrl.app.plugins.lab import TINY, small_models
 from mmrl.app.plugins.resolve import PlugIn, modalities
@@ -106,7 +107,7 @@ def build(
     look_before(config, ranks)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
-        loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
+        loaded = load_rewards(plug_ins.rewards)
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
         held_out, scored = held_out_prompts(config, plug_ins.held_out)
     sampler, config = plug_ins.sampler(train_prompts, config.seed), with_local_model(config, ranks)
@@ -119,9 +120,9 @@ def build(
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)
-    rewards, watched = reward_runners(config, loaded, loaded_more, space)
+    rewards, watched = reward_runners(config, loaded, space)
     algorithm = with_rewards(algorithm, config, loaded, rewards, space, firsts)
-    look_at_scoring(config, loaded, loaded_more, firsts, scored)
+    look_at_scoring(config, loaded, firsts, scored)
     worlds = draw_alike(worlds_of(config, plug_ins, firsts, space, ranks.world), ranks)
     torch.manual_seed(config.seed)
     if after is None:
@@ -147,15 +148,10 @@ def build(
 
 
 def with_rewards(
-    algorithm: Algorithm,
-    config: RunConfig,
-    loaded: Sequence[object],
-    rewards: RewardRunner,
-    space: str | None,
-    prompts: Sequence[Prompt],
+    algorithm: Algorithm, config: RunConfig, loaded: Loaded, rewards: RewardRunner, space: str | None, prompts: Sequence[Prompt]
 ) -> Algorithm:
     """The algorithm with what it takes of the run's rewards: how they read what is taught, and their gradients."""
-    inside = [part for one in loaded for part in parts_of_reward(one)]
+    inside = [part for reward, one in loaded if isinstance(reward, RewardConfig) for part in parts_of_reward(one)]
     taught = bind_taught(algorithm, config.policy, space, prompts, inside)
     return with_gradients(taught, rewards.rewards, bool(config.evaluation.reward), prompts)
 
@@ -381,54 +377,42 @@ def sizes_file(config: RunConfig, ranks: Ranks) -> Path | None:
     return note_use(cache_folder() / f"micro-batch-{key}" / "size.json")
 
 
-def load_rewards(makes: Sequence[Callable[[], PlugIn]]) -> list[PlugIn]:
+def load_rewards(makes: Sequence[NamedMake]) -> Loaded:
     """The rewards, which may load models or ask servers."""
     with waiting("loading rewards"):
-        return [make() for make in makes]
+        return [(reward, make()) for reward, make in makes]
 
 
-def reward_runners(
-    config: RunConfig, loaded: Sequence[PlugIn], loaded_more: Sequence[PlugIn], space: str | None
-) -> tuple[RewardRunner, RewardRunner]:
+def reward_runners(config: RunConfig, loaded: Loaded, space: str | None) -> tuple[RewardRunner, RewardRunner]:
     """Who scores samples to train on, and who scores held-out ones: the same where nothing is only watched.
 
     Raises ValueError where a reward is for samples of another kind, or reads boxes written otherwise.
     """
-    modality = config.modality
-    output = modality.output_of(config.policy)
-    unscored = config.algorithm.algorithm.unscored
-    trained = [named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)]
-    rewards = RewardRunner(trained, unscored)
-    more = [named_reward(*pair, space, modality, output) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
-    instead = [evaluation_scorer(function) for function in loaded]
-    if not more and not any(instead):
-        return RewardRunner([], unscored) if unscored else rewards, rewards
-    own = [
-        one if scorer is None else named_reward(reward, scorer, space, modality, output)
-        for one, reward, scorer in zip(rewards.rewards, config.reward, instead, strict=True)
-    ]
-    return RewardRunner([], unscored) if unscored else rewards, RewardRunner([*own, *more], unscored)
+    named = [named_reward(config, reward, function, space) for reward, function in loaded]
+    asked, unscored = list[NamedReward](), config.algorithm.algorithm.unscored
+    for one, (reward, function) in zip(named, loaded, strict=True):
+        scorer = evaluation_scorer(function)
+        asked.append(one if scorer is None else named_reward(config, reward, scorer, space))
+    trained = [one for one, (reward, _) in zip(named, loaded, strict=True) if isinstance(reward, RewardConfig)]
+    is_same = len(asked) == len(trained) and all(map(is_, asked, trained))
+    rewards = RewardRunner([] if unscored else trained, unscored)
+    return rewards, rewards if is_same and not unscored else RewardRunner(asked, unscored)
 
 
 def named_reward(
-    reward: UnweightedReward,
-    function: Any,
-    space: str | None,
-    modality: AnyModality = MODALITIES["text"],
-    output: str | None = None,
-    name: str = "",
+    config: RunConfig, reward: UnweightedReward, function: Any, space: str | None, output: str = "", name: str = ""
 ) -> NamedReward:
     """The reward as the run uses it: with its name, and reading boxes as the policy writes them.
 
-    It sees samples of the kind `output` (None: the modality's); rewards inside it see what it `shows`, or the same, and
+    It sees samples of the kind `output` (empty: what the policy makes); rewards inside it see what it `shows`, or the same, and
     are blamed under their own names.
     """
-    output = modality.output if output is None else output
+    modality, output = config.modality, output or config.makes
     shown = getattr(function, "shows", output)
     name = name or reward.label
 
     def inside(inner: object) -> PlugIn:
-        return named_reward(reward, inner, space, modality, shown, f"{name_of(inner)} in {name}").function
+        return named_reward(config, reward, inner, space, shown, f"{name_of(inner)} in {name}").function
 
     function = with_inside(function, inside)
     declared = declared_space(function)

@@ -9,7 +9,7 @@ import torch
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
-from mmrl.app.config.run import Resolved, RunConfig, without_engine
+from mmrl.app.config.run import Resolved, RewardConfig, RunConfig, without_engine
 from mmrl.app.errors import waiting
 from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.registry import modality_of
@@ -145,12 +145,12 @@ def prepare(asked: EvaluationPlan, ranks: Ranks, accelerator: Accelerator | None
     modality.check_prompts(config.policy, asked.prompts)
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch), waiting("loading rewards"):
-        loaded, more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
-    for reward, function in zip(config.reward, loaded, strict=True):
-        if reward.weight and (missing := what_is_missing(function)):
+        loaded = load_rewards(plug_ins.rewards)
+    for reward, function in loaded:
+        if isinstance(reward, RewardConfig) and reward.weight and (missing := what_is_missing(function)):
             raise ValueError(f"reward {reward.label!r} {missing}")
     space = modality.box_space(config.policy)
-    rewards = reward_runners(config, loaded, more, space)[1]
+    rewards = reward_runners(config, loaded, space)[1]
     policy = revive(asked.config, asked.run, asked.state, config.evaluation.weights_beside, ranks, accelerator)
     nothing_trains = replace(config.algorithm.algorithm, schedule=None, objective=())
     modality.warn_after_load(policy, nothing_trains, config.evaluation, asked.prompts)

@@ -13,7 +13,7 @@ from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference, Gro
 from mmrl.algorithms.pixels import with_rewards
 from mmrl.app.config.algorithm import assemble, presets
 from mmrl.app.config.plug_ins import read_plug_ins
-from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.config.run import Resolved, RewardConfig, resolve
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.run.build import load_prompts
 from mmrl.app.toml.tables import KeyPath, Table, leaves
@@ -192,10 +192,9 @@ def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
 
 def refuse_rewards_without_gradient(resolved: Resolved, algorithm: Algorithm) -> None:
     """Raise ValueError where a method trains on the gradient of rewards and one has none."""
-    plug_ins = read_plug_ins(resolved).rewards
-    _ = with_rewards(
-        algorithm.objective, [(one.use, one.weight, make()) for one, make in zip(resolved.config.reward, plug_ins, strict=True)]
-    )
+    rewards = read_plug_ins(resolved).rewards
+    made = [(one.use, one.weight, make()) for one, make in rewards if isinstance(one, RewardConfig)]
+    _ = with_rewards(algorithm.objective, made)
 
 
 def start_of(contest: Contest) -> str:

@@ -173,9 +173,9 @@ def answer(one: Planned, policy: Policy, settings: PolicyConfig, ranks: Ranks, l
     evaluation, modality = one.resolved.config.evaluation, modality_of(settings)
     modality.check_prompts(settings, one.prompts)
     with ranks.main_first():
-        (function,) = load_rewards(one.plug_ins.watched)
-    reward = named_reward(evaluation.reward[0], function, modality.box_space(settings), modality, modality.output_of(settings))
-    runner = RewardRunner([replace(reward, weight=1.0)])
+        ((reward, function),) = load_rewards(one.plug_ins.rewards[-1:])
+    named = named_reward(one.resolved.config, reward, function, modality.box_space(settings))
+    runner = RewardRunner([replace(named, weight=1.0)])
     evaluator = Evaluator(policy, one.prompts[: limit or None], runner, evaluation, modality.eval_sampling(evaluation), ranks)
     _, found = evaluator.run(0)
     values = iter(found.scores.values[:, 0].tolist())

@@ -215,7 +215,7 @@ class Mine:
 def test_a_reward_that_does_so_when_it_is_made(body: str, message: str, tmp_path: Path):
     (tmp_path / "mine.py").write_text(CLASS.format(body=body))
     table = Table.of({"reward": [{"use": str(tmp_path / "mine.py")}]}, "a.toml")
-    [make] = read_rewards([UnweightedReward(str(tmp_path / "mine.py"))], ("reward",), table, {})
+    [(_, make)] = read_rewards([UnweightedReward(str(tmp_path / "mine.py"))], ("reward",), table, {})
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -228,7 +228,7 @@ def test_a_constructors_own_error_names_its_line(made: str, tmp_path: Path):
         "        raise ValueError('size is odd')\n    def __call__(self, group): ...\n"
     )
     table = Table.of({"reward": [{"use": str(file)}]}, "a.toml")
-    [make] = read_rewards([UnweightedReward(str(file))], ("reward",), table, {})
+    [(_, make)] = read_rewards([UnweightedReward(str(file))], ("reward",), table, {})
     with pytest.raises(ValueError) as refused:
         make()
     assert re.search(r"size is odd \(.*mine\.py, line \d\)$", sentence(refused.value))

@@ -183,16 +183,18 @@ def test_settings_beside_an_adapter(caplog):
     assert "policy.lora.rank, policy.lora.targets cannot act beside policy.lora.adapter, whose own rank (4)" in caplog.text
 
 
-def test_a_scorer_of_held_out_prompts_takes_the_place_of_its_win_rates():
-    """Of one sample, too: the win rates of a group are 1/2 on average."""
-    words = ["evaluation.num_samples=1", 'reward=[{use="pairwise_win_rate",scorer={use="jpeg_size",scale=0.1}}]']
+@pytest.mark.parametrize("table", ["reward", "evaluation.reward"])
+def test_a_scorer_of_held_out_prompts_takes_the_place_of_its_win_rates(table: str):
+    """Of one sample, too, and of a reward that is only watched: the win rates of a group are 1/2 on average."""
+    words = ["evaluation.num_samples=1", table + '=[{use="pairwise_win_rate",scorer={use="jpeg_size",scale=0.1}}]']
     job = build(load("tiny/flow", words))
     assert job.evaluator is not None
     plain = build(load("tiny/flow", ["evaluation.num_samples=1"])).evaluator
     assert plain is not None
     metrics = job.evaluator.run(0)[0]
     assert metrics["eval/pairwise_win_rate"] == plain.run(0)[0]["eval/jpeg_size"] != 0.5
-    assert getattr(job.trainer.collector.rewards.rewards[0].function, "scorer", None) is not None
+    trained = job.trainer.collector.rewards.rewards[0].function
+    assert hasattr(trained, "scorer") is (table == "reward")
 
 
 def test_pairs_need_two_samples_and_a_vote_of_one_says_nothing(caplog):
@@ -203,9 +205,11 @@ def test_pairs_need_two_samples_and_a_vote_of_one_says_nothing(caplog):
     config = load("tiny/flow", ["evaluation.num_samples=1", 'reward=[{use="pairwise_win_rate"}]']).config
     reward, prompts = rewards_load("pairwise_win_rate", "rewards")(scorer=Compares()), [Prompt("p", "x")]
     with pytest.raises(ValueError, match=r"evaluation\.num_samples is 1: set it to 2 or more"):
-        look_at_scoring(config, [reward], [], prompts, [Prompt("q", "y")])
+        look_at_scoring(config, [(config.reward[0], reward)], prompts, [Prompt("q", "y")])
     votes = load("tiny/flow", ["evaluation.num_samples=1", 'reward=[{use="majority_vote"}]']).config
-    look_at_scoring(votes, [rewards_load("majority_vote", "rewards")()], [], prompts, [Prompt("q", "y"), prompts[0]])
+    look_at_scoring(
+        votes, [(votes.reward[0], rewards_load("majority_vote", "rewards")())], prompts, [Prompt("q", "y"), prompts[0]]
+    )
     assert [record.message for record in caplog.records] == [
         "held-out data: 1 of 2 prompts are trained on, too ('p'): take another split, or mmrl data split",
         "reward 'majority_vote' of one sample is 1 for any answer that can be read: set evaluation.num_samples to 2 or more",
@@ -224,9 +228,9 @@ def test_a_reward_sees_pictures_as_the_policy_does(use: str, shown: str, own: st
 def test_a_reward_that_is_watched_only_and_a_few_bad_prompts_are_warned_of(caplog):
     config = load("tiny/flow", ['reward=[{use="jpeg_size"},{use="ocr",weight=0}]']).config
     signs = [Prompt("a", 'a sign "stop"'), Prompt("b", 'a sign "go"'), Prompt("c", "a sign")]
-    rewards = [rewards_load(name, "rewards")() for name in ("jpeg_size", "ocr")]
-    look_at_scoring(config, rewards, [], signs, [])
-    look_at_scoring(config, rewards, [], signs[2:], [])
+    rewards = [(one, rewards_load(one.use, "rewards")()) for one in config.reward]
+    look_at_scoring(config, rewards, signs, [])
+    look_at_scoring(config, rewards, signs[2:], [])
     few, none = (record.message for record in caplog.records)
     assert few.startswith("1 of 3 prompts of [data] lack the column target")
     assert none.startswith("reward 'ocr' cannot score 1 of 1 prompts")

@@ -75,11 +75,11 @@ def test_the_family_fills_in_the_box_space_and_the_run_its_length(make: Make):
     assert runner.weights.tolist() == pytest.approx([1.0, 0.1])
 
 
-def test_a_model_that_does_not_say_how_it_writes_boxes_must_be_told():
-    reward = RewardConfig("iou")
+def test_a_model_that_does_not_say_how_it_writes_boxes_must_be_told(make: Make):
+    config, reward = make().config, RewardConfig("iou")
     with pytest.raises(ValueError, match=r"reward 'iou' reads boxes, but it is not known.*policy\.box_space"):
-        named_reward(reward, load_plugin("iou", "rewards")(), None)
-    assert named_reward(RewardConfig("length"), load_plugin("length", "rewards")(), None).name == "length"
+        named_reward(config, reward, load_plugin("iou", "rewards")(), None)
+    assert named_reward(config, RewardConfig("length"), load_plugin("length", "rewards")(), None).name == "length"
 
 
 def test_a_function_keeps_its_settings(make: Make, tmp_path: Path):
