@@ -271,11 +271,11 @@ def side(args: argparse.Namespace) -> None:
 def small_model(folder: Path, layers: int | None = None, heads: int | None = None, patch: int | None = None) -> str:
     """The demo's architecture, perhaps of another size, with random weights."""
     from mmrl.data.drawn.shapes import Sketches
-    from mmrl.lab.tiny.flow.generator import WarmStart, build
+    from mmrl.lab.tiny.flow.generator import KIND, WarmStart
 
     asked: dict[str, Any] = {"layers": layers, "heads": heads, "patch": patch}
     sizes = {name: value for name, value in asked.items() if value is not None}
-    pipeline = build(WarmStart(data=Sketches(), **sizes))
+    pipeline = KIND.build(WarmStart(data=Sketches(), **sizes))
     weights = sum(weight.numel() for weight in pipeline.transformer.parameters()) / 1e6
     config = pipeline.transformer.config
     tokens = (config.sample_size // config.patch_size) ** 2

@@ -15,7 +15,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group, Prompt, Request
 from mmrl.data.drawn.shapes import COLOURS, HELD_OUT, TRAIN, Sketches, Wish, draw, place
 from mmrl.flow.plan import evaluation_plan
-from mmrl.lab.tiny.flow.generator import WarmStart, warm_start
+from mmrl.lab.tiny.flow.generator import KIND, WarmStart
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.training.optim import OptimizerSettings
@@ -161,4 +161,4 @@ def drawing_policy(algorithm: Algorithm, seed: int) -> FlowPolicy:
         **{"height": SIDE, "width": SIDE, "guidance": 1.0, "max_prompt_tokens": 0, "forward_rows": 96, "decode_rows": 96},
         "lora": LoraSettings(rank=8, alpha=16, targets=LAYERS),
     }
-    return FlowPolicy(FlowPolicyConfig(str(warm_start(TAUGHT)), **settings), algorithm.shadows)
+    return FlowPolicy(FlowPolicyConfig(str(KIND.warm_start(TAUGHT)), **settings), algorithm.shadows)

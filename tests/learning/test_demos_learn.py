@@ -114,7 +114,7 @@ def test_hurried_answers_teach_to_hear_and_the_reward_to_say_it_exactly(
 
 def test_pictures_of_captions(tmp_path: Path):
     short = replace(generator.WarmStart(data=Sketches(), max_tokens=8), vae_steps=500, steps=450)
-    model = generator.warm_start(short, tmp_path / "model")
+    model = generator.KIND.warm_start(short, tmp_path / "model")
     run = trained("t2i", tmp_path, "steps=24", "evaluation.num_samples=8", model=model)
     reward, background = gains(run, "shapes", "shapes/background")
     assert reward > 0.06 and background > 0.05
@@ -125,7 +125,7 @@ def test_pictures_of_captions(tmp_path: Path):
 def test_numbers_that_a_real_recogniser_reads(tmp_path: Path):
     # cleaner prints than the demo's: with those it takes three times as long before rewards tell pictures apart
     start = generator.WarmStart(data=Prints(confused=0.4, smeared=0.0), patch=2, max_tokens=6)
-    model = generator.warm_start(replace(start, vae_steps=600, steps=500), tmp_path / "model")
+    model = generator.KIND.warm_start(replace(start, vae_steps=600, steps=500), tmp_path / "model")
     words = ["steps=16", "evaluation.num_samples=8", "optimizer.lr_schedule=constant"]
     reward, exact = gains(trained("t2i-text", tmp_path, *words, model=model), "ocr", "ocr/exact")
     assert reward > 0.08 and exact > 0
@@ -133,7 +133,7 @@ def test_numbers_that_a_real_recogniser_reads(tmp_path: Path):
 
 def test_clips_of_combinations_that_nobody_trained_on(tmp_path: Path):
     # Some 65 CPU seconds; seeds 0, 1 and 2 rose by 0.19, 0.24 and 0.25, `way` by 0.39, 0.43 and 0.43.
-    model = clip_generator.warm_start(SMALL_CLIPS, tmp_path / "model")
+    model = clip_generator.KIND.warm_start(SMALL_CLIPS, tmp_path / "model")
     size = [f"policy.{side}={SIDE}" for side in ("height", "width")]
     words = ["steps=50", "evaluation.num_samples=8", "optimizer.lr=2e-3"]
     reward, way = gains(trained("t2v", tmp_path, *size, *words, seed=1, model=model), "gliding_shapes", "gliding_shapes/way")
@@ -142,7 +142,7 @@ def test_clips_of_combinations_that_nobody_trained_on(tmp_path: Path):
 
 def test_moves_of_unseen_circles(tmp_path: Path):
     # 28 CPU seconds, on one thread or three; seeds 0, 1 and 2 rose by 0.18, 0.12 and 0.33, `fulfilled` by 0.30, 0.24 and 0.52.
-    model = editor.warm_start(SMALL_EDITOR, tmp_path / "model")
+    model = editor.KIND.warm_start(SMALL_EDITOR, tmp_path / "model")
     words = ["steps=30", "prompts_per_step=6", "samples_every=0", "optimizer.lr=2e-3", "evaluation.num_samples=4"]
     words += [f"policy.{side}={moved_circles.SIDE}" for side in ("height", "width")]
     data = f"use={moved_circles.__file__ + ':load'!r}"

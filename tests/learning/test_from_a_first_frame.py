@@ -9,7 +9,7 @@ import pytest
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.data.drawn.gliding import Glides
-from mmrl.lab.tiny.flow.clip_generator import warm_start
+from mmrl.lab.tiny.flow.clip_generator import KIND
 from tests.learning.test_demos_learn import SIDE
 from tests.learning.test_demos_learn import SMALL_CLIPS as SMALL
 
@@ -18,7 +18,7 @@ from tests.learning.test_demos_learn import SMALL_CLIPS as SMALL
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_small_model_learns_where_to_go_from_a_picture(tmp_path: Path, seed: int):
     data = Glides(side=SIDE, confused=0.5, flickering=0.3, from_middle=True)
-    model = warm_start(replace(SMALL, data=data, seed=seed, from_frame=True, name="starts"), tmp_path / "model")
+    model = KIND.warm_start(replace(SMALL, data=data, seed=seed, from_frame=True, name="starts"), tmp_path / "model")
     resolved = configs.load("tiny/t2v")
     sizes = [f"policy.{side}={SIDE}" for side in ("height", "width")]
     pictures = [f"data.first_frame={SIDE}", f"evaluation.data.first_frame={SIDE}", f"seed={seed}", f"policy.model={str(model)!r}"]

@@ -5,7 +5,6 @@ x_sigma = (1 - sigma) x_0 + sigma noise,    loss = mean (v(x_sigma, sigma, capti
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -77,7 +76,8 @@ class PipelineKind(Generic[S]):
     """How pipelines of one kind are built and taught; they are taught once and then kept."""
 
     untaught: Callable[[S], HubObject]
-    teach: Callable[[HubObject, S, Progress | None], None]
+    lesson: Callable[[HubObject, S, Note, Note], None]
+    """Trains first the autoencoder, then transformer and text encoders together on its latents, and notes the steps of both."""
     code: tuple[ModuleType, ...]
     """Modules that draw, build and teach: their files are part of the cached model's name."""
 
@@ -90,6 +90,20 @@ class PipelineKind(Generic[S]):
             if isinstance(part, nn.Module):
                 part.eval()
         return pipeline
+
+    def teach(self, pipeline: HubObject, settings: S, progress: Progress | None = None) -> None:
+        """Give the pipeline its lesson, which draws by the settings' seed."""
+
+        def after(done: int) -> Note:
+            def note(step: int, loss: float) -> None:
+                if progress is not None:
+                    progress(done + step, settings.vae_steps + settings.steps, loss)
+
+            return note
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed + 1)
+            self.lesson(pipeline, settings, after(0), after(settings.vae_steps))
 
     def fingerprint(self, settings: S) -> str:
         """See `keep.hash_of`."""
@@ -106,22 +120,6 @@ class PipelineKind(Generic[S]):
             pipeline.save_pretrained(unfinished)
 
         return keep(folder, f"tiny-{settings.name}-{self.fingerprint(settings)}", "model_index.json", make)
-
-
-@contextmanager
-def two_stages(settings: GeneratorStart, progress: Progress | None) -> Iterator[tuple[Note, Note]]:
-    """A block that draws by the settings' seed; gives the notes of the autoencoder's steps and of the transformer's."""
-
-    def after(done: int) -> Note:
-        def note(step: int, loss: float) -> None:
-            if progress is not None:
-                progress(done + step, settings.vae_steps + settings.steps, loss)
-
-        return note
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed + 1)
-        yield after(0), after(settings.vae_steps)
 
 
 def cosine(step: int, steps: int, warmup: int) -> float:

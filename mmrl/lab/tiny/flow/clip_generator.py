@@ -17,9 +17,8 @@ from mmrl.data.drawn.gliding import Glides
 from mmrl.lab.tiny import teaching
 from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, hub
 from mmrl.lab.tiny.flow import pipeline_parts
-from mmrl.lab.tiny.flow.pipeline_parts import add_words, scheduler, t5, t5_tokenizer
+from mmrl.lab.tiny.flow.pipeline_parts import add_words, read, scheduler, t5, t5_tokenizer
 from mmrl.lab.tiny.teaching import GeneratorStart, Noisy, Note
-from mmrl.runtime.cache import Progress
 
 NOW, CONSTANT, EARLIER, SIGNALS = 0, 6, 7, 13
 LEVEL = 10.0
@@ -185,14 +184,24 @@ def untaught(settings: ClipStart) -> HubObject:
     )
 
 
-def teach(pipeline: HubObject, settings: ClipStart, progress: Progress | None = None) -> None:
-    """Train first the autoencoder, then transformer and text encoder together on its latents."""
+def lesson(pipeline: HubObject, settings: ClipStart, first: Note, second: Note) -> None:
+    """See PipelineKind; first frames are further channels."""
     drawn, captions = settings.data.batch(np.random.default_rng([settings.seed, 7]), settings.pool)
     clips = torch.from_numpy(drawn).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
-    with teaching.two_stages(settings, progress) as (first, second):
-        teach_autoencoder(pipeline.vae, clips[: settings.vae_pool], settings, first)
-        starts = first_frames(pipeline.vae, clips) if settings.from_frame else None
-        teach_transformer(pipeline, encode_clips(pipeline.vae, clips), captions, settings, second, starts)
+    teach_autoencoder(pipeline.vae, clips[: settings.vae_pool], settings, first)
+    starts = first_frames(pipeline.vae, clips) if settings.from_frame else None
+
+    def velocity(batch: Noisy) -> Tensor:
+        embeds = encode_captions(pipeline, batch.captions, settings.max_tokens)
+        return pipeline.transformer(
+            hidden_states=batch.latents if starts is None else torch.cat([batch.latents, starts[batch.rows]], 1),
+            timestep=1000 * batch.sigma,
+            encoder_hidden_states=embeds[batch.places],
+            return_dict=False,
+        )[0]
+
+    trained = (pipeline.transformer, pipeline.text_encoder)
+    teaching.learn_velocities(trained, encode_clips(pipeline.vae, clips), captions, settings, second, velocity)
 
 
 def teach_autoencoder(vae: HubObject, clips: Float[Tensor, "n 3 f y x"], settings: ClipStart, note: Note) -> None:
@@ -220,31 +229,9 @@ def decode_beyond(vae: HubObject, z: Float[Tensor, "n c f h w"]) -> Float[Tensor
     return unpatchify(torch.cat(out, 2), patch_size=PATCH)
 
 
-def teach_transformer(
-    pipeline: HubObject,
-    latents: Float[Tensor, "n c f h w"],
-    captions: Sequence[str],
-    settings: ClipStart,
-    note: Note,
-    starts: Float[Tensor, "n d f h w"] | None = None,
-) -> None:
-    """The loss of `teaching.learn_velocities`; `starts` are further channels."""
-
-    def velocity(batch: Noisy) -> Tensor:
-        embeds = encode_captions(pipeline, batch.captions, settings.max_tokens)
-        return pipeline.transformer(
-            hidden_states=batch.latents if starts is None else torch.cat([batch.latents, starts[batch.rows]], 1),
-            timestep=1000 * batch.sigma,
-            encoder_hidden_states=embeds[batch.places],
-            return_dict=False,
-        )[0]
-
-    teaching.learn_velocities((pipeline.transformer, pipeline.text_encoder), latents, captions, settings, note, velocity)
-
-
 def encode_captions(pipeline: HubObject, captions: Sequence[str], length: int) -> Float[Tensor, "n t d"]:
     """Prompts as the pipeline encodes them, zeros after the text, with a gradient."""
-    found = pipeline.tokenizer(list(captions), padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    found = read(pipeline.tokenizer, captions, length)
     hidden = pipeline.text_encoder(found.input_ids, found.attention_mask).last_hidden_state
     return hidden * found.attention_mask[..., None]
 
@@ -306,5 +293,4 @@ def _autoencoder(settings: ClipStart) -> HubObject:
     return vae
 
 
-KIND = teaching.PipelineKind(untaught, teach, (shapes, pipeline_parts, teaching))
-build, warm_start, fingerprint = KIND.build, KIND.warm_start, KIND.fingerprint
+KIND = teaching.PipelineKind(untaught, lesson, (shapes, pipeline_parts, teaching))

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
-from numpy.typing import NDArray
+from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.data.drawn import shapes
@@ -20,10 +19,17 @@ from mmrl.data.drawn.shape_edits import Edits
 from mmrl.lab.tiny import teaching
 from mmrl.lab.tiny.byte_tokens import HubObject, hub
 from mmrl.lab.tiny.flow import generator, pipeline_parts
-from mmrl.lab.tiny.flow.generator import WarmStart, autoencoder, clear_clip, encode_images, fit_tokenizer, teach_autoencoder
-from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer, scheduler, t5, t5_tokenizer
+from mmrl.lab.tiny.flow.generator import (
+    WarmStart,
+    autoencoder,
+    clear_clip,
+    encode_images,
+    fit_tokenizer,
+    pixels_of,
+    teach_autoencoder,
+)
+from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer, read, scheduler, t5, t5_tokenizer
 from mmrl.lab.tiny.teaching import Noisy, Note
-from mmrl.runtime.cache import Progress
 
 HEAD_DIM, ROPE = 16, (12, 2, 2)
 """Of attention; most of the rotation tells source from noise, since a picture has only two tokens a side."""
@@ -78,31 +84,18 @@ def untaught(settings: EditorStart) -> HubObject:
     )
 
 
-def teach(pipeline: HubObject, settings: EditorStart, progress: Progress | None = None) -> None:
-    """Train first the autoencoder, then transformer and text encoders together on its latents."""
+def lesson(pipeline: HubObject, settings: EditorStart, first: Note, second: Note) -> None:
+    """See PipelineKind; every target is seen next to its source."""
     sources, texts, targets = settings.data.triples(np.random.default_rng([settings.seed, 7]), settings.pool)
     both = pixels_of(np.concatenate([sources[:FROM_SOURCES], targets[:FROM_SOURCES]]))
-    with teaching.two_stages(settings, progress) as (first, second):
-        teach_autoencoder(pipeline.vae, both, settings, first)
-        shown, wanted = (tokens_of(encode_images(pipeline.vae, pixels_of(each))) for each in (sources, targets))
-        teach_transformer(pipeline, shown, texts, wanted, settings, second)
-
-
-def teach_transformer(
-    pipeline: HubObject,
-    sources: Float[Tensor, "n tokens c"],
-    texts: Sequence[str],
-    targets: Float[Tensor, "n tokens c"],
-    settings: EditorStart,
-    note: Note,
-) -> None:
-    """The loss of `teaching.learn_velocities`; every target is seen next to its source."""
+    teach_autoencoder(pipeline.vae, both, settings, first)
+    shown, wanted = (tokens_of(encode_images(pipeline.vae, pixels_of(each))) for each in (sources, targets))
     places = token_places(settings)
 
     def velocity(batch: Noisy) -> Tensor:
         embeds, pooled = encode_texts(pipeline, batch.captions)
         return pipeline.transformer(
-            hidden_states=torch.cat([batch.latents, sources[batch.rows]], 1),
+            hidden_states=torch.cat([batch.latents, shown[batch.rows]], 1),
             timestep=batch.sigma,
             guidance=None,
             pooled_projections=pooled[batch.places],
@@ -110,25 +103,16 @@ def teach_transformer(
             txt_ids=torch.zeros(embeds.shape[1], 3),
             img_ids=places,
             return_dict=False,
-        )[0][:, : targets.shape[1]]
+        )[0][:, : wanted.shape[1]]
 
     trained = (pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2)
-    teaching.learn_velocities(trained, targets, texts, settings, note, velocity)
+    teaching.learn_velocities(trained, wanted, texts, settings, second, velocity)
 
 
 def encode_texts(pipeline: HubObject, texts: Sequence[str]) -> tuple[Float[Tensor, "n t d"], Float[Tensor, "n d"]]:
     """Instructions as the pipeline encodes them, with a gradient: T5's states and CLIP's summary."""
-
-    def ids(tokenizer: HubObject) -> Tensor:
-        length = tokenizer.model_max_length
-        return tokenizer(list(texts), padding="max_length", max_length=length, truncation=True, return_tensors="pt").input_ids
-
-    return pipeline.text_encoder_2(ids(pipeline.tokenizer_2))[0], pipeline.text_encoder(ids(pipeline.tokenizer)).pooler_output
-
-
-def pixels_of(pictures: NDArray[np.uint8] | UInt8[Tensor, "n y x 3"]) -> Float[Tensor, "n 3 y x"]:
-    """Bytes as the autoencoder takes them, in [-1, 1]."""
-    return torch.as_tensor(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
+    short, long = (read(tokenizer, texts).input_ids for tokenizer in (pipeline.tokenizer, pipeline.tokenizer_2))
+    return pipeline.text_encoder_2(long)[0], pipeline.text_encoder(short).pooler_output
 
 
 def tokens_of(latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n tokens d"]:
@@ -146,5 +130,4 @@ def token_places(settings: EditorStart) -> Float[Tensor, "tokens 3"]:
     return torch.cat([torch.cartesian_prod(torch.tensor([which]), rows, columns) for which in (0.0, 1.0)])
 
 
-KIND = teaching.PipelineKind(untaught, teach, (shapes, generator, pipeline_parts, teaching))
-build, warm_start, fingerprint = KIND.build, KIND.warm_start, KIND.fingerprint
+KIND = teaching.PipelineKind(untaught, lesson, (shapes, generator, pipeline_parts, teaching))

@@ -10,16 +10,15 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmrl.lab.tiny import teaching
 from mmrl.lab.tiny.byte_tokens import HubObject, hub
 from mmrl.lab.tiny.flow import pipeline_parts
-from mmrl.lab.tiny.flow.pipeline_parts import add_words, clip, clip_tokenizer, scheduler
+from mmrl.lab.tiny.flow.pipeline_parts import add_words, clip, clip_tokenizer, read, scheduler
 from mmrl.lab.tiny.teaching import GeneratorStart, Noisy, Note
-from mmrl.runtime.cache import Progress
 
 
 @runtime_checkable
@@ -76,14 +75,29 @@ def untaught(settings: WarmStart) -> HubObject:
     )
 
 
-def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
-    """Train first the autoencoder, then transformer and text encoders together on its latents."""
-    rng = np.random.default_rng([settings.seed, 7])
-    pictures, captions = settings.data.batch(rng, settings.pool)
-    images = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
-    with teaching.two_stages(settings, progress) as (first, second):
-        teach_autoencoder(pipeline.vae, images, settings, first)
-        teach_transformer(pipeline, encode_images(pipeline.vae, images), captions, settings, second)
+def lesson(pipeline: HubObject, settings: WarmStart, first: Note, second: Note) -> None:
+    """See PipelineKind."""
+    pictures, captions = settings.data.batch(np.random.default_rng([settings.seed, 7]), settings.pool)
+    images = pixels_of(pictures)
+    teach_autoencoder(pipeline.vae, images, settings, first)
+
+    def velocity(batch: Noisy) -> Tensor:
+        embeds, pooled = encode_captions(pipeline, batch.captions)
+        return pipeline.transformer(
+            hidden_states=batch.latents,
+            timestep=1000 * batch.sigma,
+            encoder_hidden_states=embeds[batch.places],
+            pooled_projections=pooled[batch.places],
+            return_dict=False,
+        )[0]
+
+    trained = (pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2)
+    teaching.learn_velocities(trained, encode_images(pipeline.vae, images), captions, settings, second, velocity)
+
+
+def pixels_of(pictures: NDArray[np.uint8] | UInt8[Tensor, "n y x 3"]) -> Float[Tensor, "n 3 y x"]:
+    """Bytes as the autoencoder takes them, in [-1, 1]."""
+    return torch.as_tensor(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def teach_autoencoder(vae: HubObject, images: Tensor, settings: WarmStart, note: Note) -> None:
@@ -94,32 +108,9 @@ def teach_autoencoder(vae: HubObject, images: Tensor, settings: WarmStart, note:
     vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
 
 
-def teach_transformer(pipeline: HubObject, latents: Tensor, captions: Sequence[str], settings: WarmStart, note: Note) -> None:
-    """The loss of `teaching.learn_velocities`."""
-
-    def velocity(batch: Noisy) -> Tensor:
-        embeds, pooled = encode_captions(pipeline, caption_ids(pipeline, batch.captions))
-        return pipeline.transformer(
-            hidden_states=batch.latents,
-            timestep=1000 * batch.sigma,
-            encoder_hidden_states=embeds[batch.places],
-            pooled_projections=pooled[batch.places],
-            return_dict=False,
-        )[0]
-
-    trained = (pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2)
-    teaching.learn_velocities(trained, latents, captions, settings, note, velocity)
-
-
-def caption_ids(pipeline: HubObject, captions: Sequence[str]) -> Int[Tensor, "n t"]:
-    """Token ids as the pipeline makes them; both tokenizers are alike."""
-    length = pipeline.tokenizer.model_max_length
-    ids = pipeline.tokenizer(list(captions), padding="max_length", max_length=length, truncation=True, return_tensors="pt")
-    return ids.input_ids
-
-
-def encode_captions(pipeline: HubObject, ids: Int[Tensor, "n t"]) -> tuple[Float[Tensor, "n t d"], Float[Tensor, "n p"]]:
+def encode_captions(pipeline: HubObject, captions: Sequence[str]) -> tuple[Float[Tensor, "n t d"], Float[Tensor, "n p"]]:
     """Prompts as the pipeline encodes them, with a gradient: both encoders' hidden states side by side, and both projections."""
+    ids = read(pipeline.tokenizer, captions).input_ids  # both tokenizers are alike
     found = [encoder(ids, output_hidden_states=True) for encoder in (pipeline.text_encoder, pipeline.text_encoder_2)]
     embeds = torch.cat([out.hidden_states[-2] for out in found], dim=-1)
     return embeds, torch.cat([out.text_embeds for out in found], dim=-1)
@@ -198,5 +189,4 @@ def _transformer(settings: WarmStart) -> HubObject:
     )
 
 
-KIND = teaching.PipelineKind(untaught, teach, (pipeline_parts, teaching))
-build, warm_start, fingerprint = KIND.build, KIND.warm_start, KIND.fingerprint
+KIND = teaching.PipelineKind(untaught, lesson, (pipeline_parts, teaching))

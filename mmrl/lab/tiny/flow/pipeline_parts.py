@@ -70,6 +70,12 @@ def add_words(tokenizer: HubObject, words: Sequence[str]) -> HubObject:
     return tokenizer
 
 
+def read(tokenizer: HubObject, texts: Sequence[str], length: int | None = None) -> HubObject:
+    """Texts as pipelines have them tokenized: each filled up, or cut, to one length (None: the tokenizer's own)."""
+    most = tokenizer.model_max_length if length is None else length
+    return tokenizer(list(texts), padding="max_length", max_length=most, truncation=True, return_tensors="pt")
+
+
 def clip(kind: str, tokenizer: HubObject, width: int = 32, heads: int = 4, tokens: int = CLIP_TOKENS) -> HubObject:
     """A text encoder of CLIP, of the class `kind` with or without its projection, for prompts of n tokens."""
     sizes: Kwargs = {"hidden_size": width, "intermediate_size": 2 * width, "projection_dim": width, "num_hidden_layers": 2}

@@ -19,7 +19,6 @@ from mmrl.lab.tiny.byte_tokens import HubObject, byte_tokenizer, hub
 from mmrl.lab.tiny.flow import pipeline_parts, sound
 from mmrl.lab.tiny.flow.pipeline_parts import add_words, scheduler
 from mmrl.lab.tiny.teaching import GeneratorStart, Noisy, Note
-from mmrl.runtime.cache import Progress
 
 PATCH = 1000
 """Samples of a latent: an eighth of a second, in which every pitch turns a whole number of times."""
@@ -103,32 +102,13 @@ def raise_places(transformer: HubObject) -> None:
     first.self_attn.to_out.weight *= 6
 
 
-def teach(pipeline: HubObject, settings: SoundStart, progress: Progress | None = None) -> None:
-    """Train first the autoencoder, then transformer and text encoder together on its latents."""
+def lesson(pipeline: HubObject, settings: SoundStart, first: Note, second: Note) -> None:
+    """See PipelineKind; latents are given deviation 1."""
     drawn, captions = settings.data.batch(np.random.default_rng([settings.seed, 7]), settings.pool)
-    waves = torch.from_numpy(drawn)[:, None]
-    with teaching.two_stages(settings, progress) as (first, second):
-        teach_autoencoder(pipeline.vae, waves, settings, first)
-        teach_transformer(pipeline, encode_waves(pipeline.vae, waves), captions, settings, second)
-
-
-def teach_autoencoder(vae: HubObject, waves: Float[Tensor, "n 1 samples"], settings: SoundStart, note: Note) -> None:
-    """Learn to restore sounds; then latents are given deviation 1."""
+    waves, vae = torch.from_numpy(drawn)[:, None], pipeline.vae
     coders = (lambda x: vae.encode(x).latents, lambda z: vae.decode(z).sample)
-    teaching.learn_to_restore(vae, waves, settings, note, coders)
+    teaching.learn_to_restore(vae, waves, settings, first, coders)
     vae.bottleneck.running_std.mul_(encode_waves(vae, waves[:512]).std())
-
-
-@torch.no_grad()
-def encode_waves(vae: HubObject, waves: Float[Tensor, "n 1 samples"]) -> Float[Tensor, "n c l"]:
-    """Latents as the transformer sees them."""
-    return torch.cat([vae.encode(chunk).latents for chunk in waves.split(128)])
-
-
-def teach_transformer(
-    pipeline: HubObject, latents: Float[Tensor, "n c l"], captions: Sequence[str], settings: SoundStart, note: Note
-) -> None:
-    """The loss of `teaching.learn_velocities`."""
 
     def velocity(batch: Noisy) -> Tensor:
         embeds, mask, length = encode_captions(pipeline, batch.captions)
@@ -141,7 +121,14 @@ def teach_transformer(
             return_dict=False,
         )[0]
 
-    teaching.learn_velocities((pipeline.transformer, pipeline.text_encoder), latents, captions, settings, note, velocity)
+    trained = (pipeline.transformer, pipeline.text_encoder)
+    teaching.learn_velocities(trained, encode_waves(vae, waves), captions, settings, second, velocity)
+
+
+@torch.no_grad()
+def encode_waves(vae: HubObject, waves: Float[Tensor, "n 1 samples"]) -> Float[Tensor, "n c l"]:
+    """Latents as the transformer sees them."""
+    return torch.cat([vae.encode(chunk).latents for chunk in waves.split(128)])
 
 
 def encode_captions(pipeline: HubObject, captions: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,5 +172,4 @@ def pass_sounds(vae: HubObject) -> None:
             module.norm_attn.gamma.fill_(2.0)
 
 
-KIND = teaching.PipelineKind(untaught, teach, (shapes, sound, pipeline_parts, teaching))
-build, warm_start, fingerprint = KIND.build, KIND.warm_start, KIND.fingerprint
+KIND = teaching.PipelineKind(untaught, lesson, (shapes, sound, pipeline_parts, teaching))

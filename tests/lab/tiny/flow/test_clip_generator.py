@@ -1,22 +1,11 @@
-"""The demo's clip generator: an autoencoder that hands clips on untaught, losses that fall, and a cache by settings."""
-
-from dataclasses import replace
+"""The demo's clip generator: an autoencoder that hands clips on untaught, and losses that fall."""
 
 import numpy as np
 import pytest
 import torch
 
 from mmrl.data.drawn.gliding import Glides
-from mmrl.lab.tiny.flow.clip_generator import (
-    ClipStart,
-    build,
-    decode_beyond,
-    encode_captions,
-    encode_clips,
-    fingerprint,
-    warm_start,
-)
-from mmrl.lab.tiny.teaching import PipelineKind
+from mmrl.lab.tiny.flow.clip_generator import KIND, ClipStart, decode_beyond, encode_captions, encode_clips
 
 SHORT = ClipStart(Glides(), name="test", pool=96, batch_size=8, vae_steps=12, vae_batch_size=4, vae_pool=64, steps=30, layers=1)
 
@@ -28,7 +17,7 @@ def clips(count: int) -> torch.Tensor:
 
 def test_an_untaught_autoencoder_hands_on_a_smaller_clip():
     """Random weights have an error of 0.7; the variance of these clips is 0.2."""
-    vae, shown = build(SHORT).vae, clips(8)
+    vae, shown = KIND.build(SHORT).vae, clips(8)
     with torch.no_grad():
         z = vae.encode(shown).latent_dist.mode()
         decoded = vae.decode(z).sample
@@ -40,14 +29,12 @@ def test_an_untaught_autoencoder_hands_on_a_smaller_clip():
     assert float((decoded.flip(2) - shown).square().mean()) > 2 * float((decoded - shown).square().mean())
 
 
-def test_it_is_taught_once_and_losses_fall(tmp_path, monkeypatch):
+def test_losses_fall(tmp_path):
     losses: list[tuple[int, int, float]] = []
-    folder = warm_start(SHORT, tmp_path / "model", lambda *told: losses.append(told))
+    folder = KIND.warm_start(SHORT, tmp_path / "model", lambda *told: losses.append(told))
     assert [step for step, _, _ in losses] == [*range(1, 43)] and {total for _, total, _ in losses} == {42}
     flow = [loss for _, _, loss in losses[12:]]
     assert np.mean(flow[-5:]) < 0.9 * np.mean(flow[:5])
-    monkeypatch.setattr(PipelineKind, "build", lambda *_: pytest.fail("it was built again"))
-    assert warm_start(SHORT, folder) == folder
 
     from diffusers import WanPipeline  # type: ignore[reportPrivateImportUsage]
 
@@ -62,10 +49,6 @@ def test_it_is_taught_once_and_losses_fall(tmp_path, monkeypatch):
     assert len(pipeline.tokenizer("a red circle moves left").input_ids) == 6
 
 
-def test_other_settings_have_another_cache():
-    assert (
-        len({fingerprint(SHORT), fingerprint(replace(SHORT, seed=1)), fingerprint(replace(SHORT, data=Glides(confused=0.1)))})
-        == 3
-    )
+def test_clips_that_cannot_be_cut_are_refused():
     with pytest.raises(ValueError, match="clips of 4 frames of 32 pixels cannot be cut into latents of 2 frames and 8 pixels"):
         ClipStart(Glides(frames=4))

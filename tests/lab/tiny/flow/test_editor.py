@@ -1,4 +1,4 @@
-"""The demo's editor: real classes, losses that fall, instructions and sources as the pipeline reads them, a cache by settings."""
+"""The demo's editor: real classes, losses that fall, instructions and sources as the pipeline reads them."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,7 @@ from mmrl.data.drawn.shape_edits import TRAIN, Edits, draw, jitter_of
 from mmrl.data.drawn.shapes import to_bytes
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
-from mmrl.lab.tiny.flow.editor import EditorStart, encode_texts, fingerprint, warm_start
-from mmrl.lab.tiny.teaching import PipelineKind
+from mmrl.lab.tiny.flow.editor import KIND, EditorStart, encode_texts
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 
 SHORT = replace(EditorStart(), name="test", pool=128, batch_size=16, vae_steps=100, steps=40, layers=1, heads=2)
@@ -30,7 +29,7 @@ def folder(tmp_path_factory, losses):
     def note(step, steps, loss):
         losses.append((step, steps, loss))
 
-    return warm_start(SHORT, tmp_path_factory.mktemp("editor") / "short", note)
+    return KIND.warm_start(SHORT, tmp_path_factory.mktemp("editor") / "short", note)
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +74,6 @@ def test_the_policy_draws_what_the_pipeline_draws(folder, pipeline):
         generator=generator_of(3, 0, 0),
     ).images[0]
     assert np.abs(np.asarray(group.samples[0].image, int) - np.asarray(own, int)).max() <= 1
-
-
-def test_the_name_in_the_cache_depends_on_settings_and_data(folder, monkeypatch):
-    made = [SHORT, replace(SHORT, seed=1), replace(SHORT, data=Edits(confused=0.1)), replace(SHORT, text_width=32)]
-    assert len({fingerprint(settings) for settings in made}) == 4 and fingerprint(replace(SHORT)) == fingerprint(SHORT)
-    monkeypatch.setattr(PipelineKind, "build", lambda *_: pytest.fail("it was built again"))
-    assert warm_start(SHORT, folder) == folder
 
 
 def test_examples_have_the_faults_that_they_are_said_to_have():

@@ -9,16 +9,7 @@ import torch
 from mmrl.core.types import Prompt, Request
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.flow.plan import evaluation_plan
-from mmrl.lab.tiny.flow.generator import (
-    WarmStart,
-    build,
-    caption_ids,
-    encode_captions,
-    encode_images,
-    fingerprint,
-    teach,
-    warm_start,
-)
+from mmrl.lab.tiny.flow.generator import KIND, WarmStart, encode_captions, encode_images
 from mmrl.lab.tiny.teaching import PipelineKind
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 
@@ -35,7 +26,7 @@ def folder(tmp_path_factory, losses):
     def note(step, steps, loss):
         losses.append((step, steps, loss))
 
-    return warm_start(SHORT, tmp_path_factory.mktemp("generator") / "short", note)
+    return KIND.warm_start(SHORT, tmp_path_factory.mktemp("generator") / "short", note)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +74,7 @@ def test_latents_are_standard_and_decode_to_the_picture(pipeline):
 def test_captions_are_read_as_the_pipeline_reads_them(pipeline):
     captions = ["a red circle on the left", "a blue square on the top", ""]
     with torch.no_grad():
-        embeds, pooled = encode_captions(pipeline, caption_ids(pipeline, captions))
+        embeds, pooled = encode_captions(pipeline, captions)
         expected, _, expected_pooled, _ = pipeline.encode_prompt(
             captions, None, None, do_classifier_free_guidance=False, max_sequence_length=0
         )
@@ -107,21 +98,21 @@ def test_the_policy_draws_with_it(folder):
 
 
 def test_same_settings_same_weights_and_the_cache_is_used(folder, tmp_path, monkeypatch):
-    again = build(replace(SHORT, vae_steps=2, steps=2))
-    teach(again, replace(SHORT, vae_steps=2, steps=2))
-    third = build(replace(SHORT, vae_steps=2, steps=2))
+    again = KIND.build(replace(SHORT, vae_steps=2, steps=2))
+    KIND.teach(again, replace(SHORT, vae_steps=2, steps=2))
+    third = KIND.build(replace(SHORT, vae_steps=2, steps=2))
     torch.rand(7)
-    teach(third, replace(SHORT, vae_steps=2, steps=2))
+    KIND.teach(third, replace(SHORT, vae_steps=2, steps=2))
     for part in ("vae", "transformer", "text_encoder", "text_encoder_2"):
         one, other = getattr(again, part).state_dict(), getattr(third, part).state_dict()
         assert all(torch.equal(one[name], other[name]) for name in one)
     monkeypatch.setattr(PipelineKind, "build", lambda *_: pytest.fail("it was built again"))
-    assert warm_start(SHORT, folder) == folder
+    assert KIND.warm_start(SHORT, folder) == folder
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
-    target = tmp_path / f"tiny-test-{fingerprint(SHORT)}"
+    target = tmp_path / f"tiny-test-{KIND.fingerprint(SHORT)}"
     target.mkdir()
     (target / "model_index.json").write_text("{}")
-    assert warm_start(SHORT) == target
+    assert KIND.warm_start(SHORT) == target
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,7 @@ class Other(Sketches):
 
 def test_the_name_in_the_cache_depends_on_settings_and_data():
     found = {
-        fingerprint(settings)
+        KIND.fingerprint(settings)
         for settings in (
             SHORT,
             replace(SHORT, seed=1),
@@ -140,7 +131,7 @@ def test_the_name_in_the_cache_depends_on_settings_and_data():
         )
     }
     assert len(found) == 4
-    assert fingerprint(replace(SHORT)) == fingerprint(SHORT)
+    assert KIND.fingerprint(replace(SHORT)) == KIND.fingerprint(SHORT)
 
 
 def test_a_size_that_cannot_be_cut_is_refused():
