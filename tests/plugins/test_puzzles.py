@@ -45,7 +45,7 @@ def turn_the_needles(text: str, seen: Seen) -> Play:
 
 def slide_the_tiles(text: str, seen: Seen) -> Play:
     size, side = slide.SIZE, slide.TILE
-    ends = np.asarray(slide.Slide(slide.ORDER, 1, {}, 1).look())
+    ends = np.asarray(slide.Slide("", {}, 1, slide.ORDER, 1).look())
     cut = [(slice(y, y + side), slice(x, x + side)) for y in range(0, size * side, side) for x in range(0, size * side, side)]
     tiles = tuple(next(t for place, t in zip(cut, slide.ORDER, strict=True) if (ends[place] == seen[part]).all()) for part in cut)
     ways: dict[tuple[int, ...], list[int]] = {tiles: []}

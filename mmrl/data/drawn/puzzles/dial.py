@@ -1,34 +1,31 @@
 """Needles to turn to their marks; how far one turns for what is said is to be seen. Level: dials."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
 from mmrl.core.samples import Observation
-from mmrl.data.drawn.puzzles.puzzle import COLOURS, GREY, Said, beside, paper, whole
+from mmrl.data.drawn.puzzles.puzzle import COLOURS, GREY, Puzzle, Said, beside, paper, whole
 
 SIDE, MIDDLE, RADIUS = 96, 48, 40
 GEARS = 3
 NEAR, FAR = 6, 40
 """Degrees from the mark within which a needle is right, and from which on it earns nothing."""
+TEXT = (
+    "Turn the red needle of each dial to its green mark. Say which and by how many degrees clockwise, as in: turn 1 40, or: turn "
+    "1 -15. Its gear may turn it twice or three times as far. Say stop when all point at their marks."
+)
 
 
 @dataclass
-class Dials:
+class Dials(Puzzle):
     """Degrees of the needles and marks, clockwise from the top, and the number by which each gear multiplies."""
 
     needles: list[int]
     marks: list[int]
     gears: list[int]
-    words: Mapping[str, int]
-    turns: int
-    text: str = (
-        "Turn the red needle of each dial to its green mark. Say which and by how many degrees clockwise, as in: turn 1 40, or: "
-        "turn 1 -15. Its gear may turn it twice or three times as far. Say stop when all point at their marks."
-    )
 
     def look(self) -> Image.Image:
         return beside([draw(needle, mark) for needle, mark in zip(self.needles, self.marks, strict=True)], 0)
@@ -63,4 +60,4 @@ def make(rng: np.random.Generator, level: int) -> Dials:
     marks = [int(one) for one in rng.integers(360, size=level)]
     needles = [(mark + int(rng.integers(FAR, 360 - FAR))) % 360 for mark in marks]
     gears = [int(one) for one in rng.integers(1, GEARS + 1, size=level)]
-    return Dials(needles, marks, gears, {"turn": 2, "stop": 0}, 3 * level + 1)
+    return Dials(TEXT, {"turn": 2, "stop": 0}, 3 * level + 1, needles, marks, gears)

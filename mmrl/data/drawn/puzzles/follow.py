@@ -1,7 +1,7 @@
 """A disc to follow while discs of its kind change places. Level: places that are changed, less one, and discs, less two."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmrl.answers.calls import CallError
 from mmrl.core.samples import Observation
-from mmrl.data.drawn.puzzles.puzzle import COLOURS, INK, Said, paper, print_digit, whole
+from mmrl.data.drawn.puzzles.puzzle import COLOURS, INK, Puzzle, Said, paper, print_digit, whole
 
 PLACE, HEIGHT, RADIUS = 32, 112, 10
 MIDDLE = 48
@@ -17,15 +17,12 @@ MIDDLE = 48
 
 
 @dataclass
-class Follow:
+class Follow(Puzzle):
     """Which disc is to be followed, and the two places that change in each second of the clip."""
 
     disc: int
     discs: int
     changes: Sequence[tuple[int, int]]
-    words: Mapping[str, int]
-    turns: int
-    text: str
 
     def look(self) -> Image.Image:
         return self.frame(0.0, COLOURS["red"])
@@ -71,4 +68,4 @@ def make(rng: np.random.Generator, level: int) -> Follow:
         "frame 1.5. Then say where the disc is at its end, as in: answer 2."
     )
     changes = [(int(one), int(other)) for one, other in pairs]
-    return Follow(int(rng.integers(discs)), discs, changes, {"frame": 1, "answer": 1}, count + 2, text)
+    return Follow(text, {"frame": 1, "answer": 1}, count + 2, int(rng.integers(discs)), discs, changes)

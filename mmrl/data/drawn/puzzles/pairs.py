@@ -1,6 +1,6 @@
 """Cards that lie face down, two of them turned over at a time. Level: pairs, less two."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,22 +8,20 @@ from PIL import Image
 
 from mmrl.answers.calls import CallError
 from mmrl.core.samples import Observation
-from mmrl.data.drawn.puzzles.puzzle import COLOURS, GREY, Said, paper, print_digit, whole
+from mmrl.data.drawn.puzzles.puzzle import COLOURS, GREY, Puzzle, Said, paper, print_digit, whole
 
 CARD, COLUMNS = 32, 4
+TEXT = (
+    "Find the pairs. The cards are numbered row by row, from 1 on; turn two over, as in: open 1 6. Equal ones stay open, others "
+    "are turned back."
+)
 
 
 @dataclass
-class Cards:
+class Cards(Puzzle):
     """The digit of each card, and the places of the cards that are out."""
 
     cards: Sequence[int]
-    words: Mapping[str, int]
-    turns: int
-    text: str = (
-        "Find the pairs. The cards are numbered row by row, from 1 on; turn two over, as in: open 1 6. Equal ones stay open, "
-        "others are turned back."
-    )
     out: set[int] = field(default_factory=set[int])
 
     def look(self) -> Image.Image:
@@ -52,4 +50,4 @@ class Cards:
 def make(rng: np.random.Generator, level: int) -> Cards:
     digits = rng.choice(10, level + 2, replace=False)
     cards = [int(one) for one in rng.permutation(np.repeat(digits, 2))]
-    return Cards(cards, {"open": 2}, len(cards))
+    return Cards(TEXT, {"open": 2}, len(cards), cards)

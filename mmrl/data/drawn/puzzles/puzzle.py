@@ -4,8 +4,10 @@ A puzzle is drawn from a generator and a level from 1 on, and rewards of all its
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
@@ -38,31 +40,24 @@ class Said(NamedTuple):
     numbers: tuple[float, ...] = ()
 
 
-class Puzzle(Protocol):
+@dataclass
+class Puzzle(ABC):
     """A puzzle as it stands."""
 
-    @property
-    def text(self) -> str:
-        """The task, with the words that may be said."""
-        ...
+    text: str
+    """The task, with the words that may be said."""
+    words: Mapping[str, int]
+    """Word -> how many numbers follow it."""
+    turns: int
+    """The most that it takes; commands that cannot be followed count."""
 
-    @property
-    def words(self) -> Mapping[str, int]:
-        """Word -> how many numbers follow it."""
-        ...
-
-    @property
-    def turns(self) -> int:
-        """The most that it takes; commands that cannot be followed count."""
-        ...
-
+    @abstractmethod
     def look(self) -> Image.Image:
         """The picture of the prompt."""
-        ...
 
+    @abstractmethod
     def act(self, said: Said, /) -> Observation:
         """The answer to a command; CallError for one that cannot be followed."""
-        ...
 
 
 def command(text: str, words: Mapping[str, int]) -> Said:

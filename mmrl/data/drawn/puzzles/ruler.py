@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from mmrl.core.samples import Observation
-from mmrl.data.drawn.puzzles.puzzle import COLOURS, INK, Said, paper
+from mmrl.data.drawn.puzzles.puzzle import COLOURS, INK, Puzzle, Said, paper
 
 FLOOR, BAR, GAP = 150, 16, 8
 """Pixels from the top to the foot of the bars, of a bar's width and between two."""
@@ -16,15 +16,12 @@ NEAR, FAR = 3.0, 15.0
 
 
 @dataclass
-class Ruler:
+class Ruler(Puzzle):
     """The bars from left to right by their colours, in units of the chart, those asked for, and the pixels of a unit."""
 
     bars: Mapping[str, int]
     asked: Sequence[str]
     unit: float
-    words: Mapping[str, int]
-    turns: int
-    text: str
     given: int = 0
     """Answers so far."""
 
@@ -59,4 +56,4 @@ def make(rng: np.random.Generator, level: int) -> Ruler:
         f"How high are these bars: {', '.join(asked)}? Heights are from 0 to 100. Lay a ruler across the chart, as in: "
         "ruler 40. Give one height at a time, in this order, as in: answer 55."
     )
-    return Ruler(bars, asked, float(rng.uniform(1.0, 1.4)), {"ruler": 1, "answer": 1}, 3 * level + 3, text)
+    return Ruler(text, {"ruler": 1, "answer": 1}, 3 * level + 3, bars, asked, float(rng.uniform(1.0, 1.4)))

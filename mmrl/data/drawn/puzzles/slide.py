@@ -1,6 +1,5 @@
 """Eight tiles to slide into their order. Level: slides from the order, less one."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,25 +7,23 @@ from PIL import Image
 
 from mmrl.answers.calls import CallError
 from mmrl.core.samples import Observation
-from mmrl.data.drawn.puzzles.puzzle import COLOURS, PAPER, Said, paper, print_digit, whole
+from mmrl.data.drawn.puzzles.puzzle import COLOURS, PAPER, Puzzle, Said, paper, print_digit, whole
 
 SIZE, TILE = 3, 48
 ORDER = (1, 2, 3, 4, 5, 6, 7, 8, 0)
 """Tiles row by row; 0 is the gap."""
+TEXT = (
+    "Bring the tiles into their order, 1 to 8 row by row, with the gap at the end. Say which tile next to the gap slides into "
+    "it, as in: slide 5."
+)
 
 
 @dataclass
-class Slide:
+class Slide(Puzzle):
     """The tiles as they lie, and how far they were from their places in all."""
 
     tiles: tuple[int, ...]
     far: int
-    words: Mapping[str, int]
-    turns: int
-    text: str = (
-        "Bring the tiles into their order, 1 to 8 row by row, with the gap at the end. Say which tile next to the gap slides "
-        "into it, as in: slide 5."
-    )
 
     def look(self) -> Image.Image:
         image, pen = paper(SIZE * TILE, SIZE * TILE)
@@ -72,4 +69,4 @@ def make(rng: np.random.Generator, level: int) -> Slide:
     for _ in range(level + 1):
         last = int(rng.choice([tiles[place] for place in neighbours(tiles.index(0)) if tiles[place] != last]))
         tiles = after(tiles, last)
-    return Slide(tiles, distance(tiles), {"slide": 1}, 2 * level + 3)
+    return Slide(TEXT, {"slide": 1}, 2 * level + 3, tiles, distance(tiles))

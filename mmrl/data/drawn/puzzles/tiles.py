@@ -1,6 +1,5 @@
 """Small patterns on a grid, to be looked at closely: the odd one out, or those that differ between two sheets."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,7 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmrl.core.samples import Observation
-from mmrl.data.drawn.puzzles.puzzle import INK, Said, beside, paper, whole
+from mmrl.data.drawn.puzzles.puzzle import INK, Puzzle, Said, beside, paper, whole
 
 DOTS, DOT, GAP, LARGER = 4, 3, 6, 6
 """Dots along a side of a pattern, pixels of a dot and between patterns, and how much larger a look shows one."""
@@ -17,14 +16,11 @@ Sheet = NDArray[np.bool_]
 
 
 @dataclass
-class Tiles:
+class Tiles(Puzzle):
     """One sheet or two, and the places of the patterns that are looked for."""
 
     sheets: tuple[Sheet, ...]
     odd: frozenset[tuple[int, int]]
-    words: Mapping[str, int]
-    text: str
-    turns: int
     found: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     def look(self) -> Image.Image:
@@ -58,7 +54,7 @@ def make_odd(rng: np.random.Generator, level: int) -> Tiles:
     row, column, down, across = (int(i) for i in rng.integers([size, size, DOTS, DOTS]))
     sheet[row, column, down, across] ^= True
     text = "One pattern is not like the others. Look closely, as in: look 2 1 (row 2, column 1). Then say where it is: odd 1 2."
-    return Tiles((sheet,), frozenset({(row, column)}), {"look": 2, "odd": 2}, text, size**2 + 1)
+    return Tiles(text, {"look": 2, "odd": 2}, size**2 + 1, (sheet,), frozenset({(row, column)}))
 
 
 def make_difference(rng: np.random.Generator, level: int) -> Tiles:
@@ -72,4 +68,4 @@ def make_difference(rng: np.random.Generator, level: int) -> Tiles:
         f"The two sheets differ at {level} place{'s' if level > 1 else ''}. Look at both closely, as in: look 2 1 (row 2, "
         "column 1). Name each place, as in: differ 1 2. A wrong one ends the search."
     )
-    return Tiles((sheet, other), frozenset(places), {"look": 2, "differ": 2}, text, 16 + level)
+    return Tiles(text, {"look": 2, "differ": 2}, 16 + level, (sheet, other), frozenset(places))

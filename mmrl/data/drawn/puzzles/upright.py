@@ -1,6 +1,6 @@
 """A picture cut into nine pieces, some of which are turned. Level: how many."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,24 +8,22 @@ from PIL import Image
 
 from mmrl.answers.calls import CallError
 from mmrl.core.samples import Observation
-from mmrl.data.drawn.puzzles.puzzle import COLOURS, Said, paper, whole
+from mmrl.data.drawn.puzzles.puzzle import COLOURS, Puzzle, Said, paper, whole
 
 SIZE, PIECE = 3, 48
+TEXT = (
+    "The sky is bright and the ground is dark, and some of the nine pieces of the picture are turned. They are numbered row by "
+    "row. Turn each upright, by 90, 180 or 270 degrees clockwise, as in: turn 5 90."
+)
 
 
 @dataclass
-class Upright:
+class Upright(Puzzle):
     """The pieces row by row, upright, and the quarters by which each is turned clockwise."""
 
     pieces: Sequence[Image.Image]
     quarters: list[int]
     level: int
-    words: Mapping[str, int]
-    turns: int
-    text: str = (
-        "The sky is bright and the ground is dark, and some of the nine pieces of the picture are turned. They are numbered row "
-        "by row. Turn each upright, by 90, 180 or 270 degrees clockwise, as in: turn 5 90."
-    )
 
     def look(self) -> Image.Image:
         image, _ = paper(SIZE * PIECE + 4, SIZE * PIECE + 4)
@@ -58,4 +56,4 @@ def make(rng: np.random.Generator, level: int) -> Upright:
     quarters = [0] * SIZE**2
     for place in rng.choice(SIZE**2, level, replace=False):
         quarters[int(place)] = int(rng.integers(1, 4))
-    return Upright([image.crop(box) for box in boxes], quarters, level, {"turn": 2}, 2 * level + 1)
+    return Upright(TEXT, {"turn": 2}, 2 * level + 1, [image.crop(box) for box in boxes], quarters, level)
