@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from mmrl.answers.block import keeps_format
 from mmrl.answers.boxes.box import Box, giou
-from mmrl.answers.boxes.parsing import format_box, parse_boxes, parse_points, says_nothing
+from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
 from mmrl.answers.choices import parse_choices
 from mmrl.answers.numbers import parse_number
 from mmrl.answers.spans.interval import Interval
-from mmrl.answers.spans.parsing import format_interval, parse_intervals, parse_times
+from mmrl.answers.spans.parsing import parse_intervals, parse_times
 from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Group, Prompt, Sample
 from mmrl.serving import wire
 from tests.fuzz import properties
+from tests.support.styles import box_in, span_in
 
 few = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -90,9 +91,9 @@ def test_a_box_that_is_written_is_read_again(a: float, b: float, c: float, d: fl
         box = Box(a, b, c, d, "pixel", label if style == "json" else None)
     except ValueError:
         return
-    text = format_box(box, style)
+    text = box_in(style, box)
     [read] = parse_boxes(f"<answer>{text}</answer>", "pixel")
-    assert format_box(read, style) == text and read.label == box.label
+    assert box_in(style, read) == text and read.label == box.label
 
 
 @few
@@ -100,9 +101,9 @@ def test_a_box_that_is_written_is_read_again(a: float, b: float, c: float, d: fl
 def test_a_span_that_is_written_is_read_again(start: float, end: float, style: Any, digits: int):
     if not start < end:
         return
-    text = format_interval(Interval(start, end), style, digits)
+    text = span_in(style, Interval(start, end), digits)
     [read] = parse_intervals(f"<answer>{text}</answer>")
-    assert format_interval(read, style, digits) == text
+    assert span_in(style, read, digits) == text
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["none", "auto", "iou"])

@@ -5,6 +5,7 @@ import pytest
 from mmrl.answers.boxes.box import SPACES, Box
 from mmrl.answers.boxes.parsing import format_box
 from mmrl.core.types import Group, MediaSize, Prompt, Sample
+from tests.support.styles import box_in
 
 SIZE = MediaSize(640, 480, 644, 476)
 TRUTH = Box(160, 120, 480, 240)
@@ -20,8 +21,8 @@ def values(scored):
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("style", ["json", "list", "tags", "corners"])
 def test_the_gold_answer_scores_best(name, space, style, reward, group_of):
-    gold = format_box(TRUTH.to(space, SIZE), style)
-    near = format_box(Box(150, 125, 470, 250).to(space, SIZE), style)
+    gold = box_in(style, TRUTH.to(space, SIZE))
+    near = box_in(style, Box(150, 125, 470, 250).to(space, SIZE))
     fields = {"kind": "mean_iou"} if name == "multi_box" else {}
     best, worse, none = reward(name, space=space, **fields)(group_of(TRUTH, gold, near, "no idea"))
     assert best.value == pytest.approx(BEST[name])

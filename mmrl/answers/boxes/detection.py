@@ -51,13 +51,8 @@ def mean_iou(predicted: Sequence[Box], truth: Sequence[Box], labels: bool = Fals
     return sum(match.iou for match in match_boxes(predicted, truth, labels=labels)) / max(len(predicted), len(truth))
 
 
-def mean_average_precision(
-    predicted: Sequence[Box],
-    truth: Sequence[Box],
-    thresholds: Sequence[float] = COCO_THRESHOLDS,
-    ties: Ties = "together",
-) -> float:
-    """AP over 101 recall points, averaged over thresholds and labels, in one picture; all boxes score alike.
+def mean_average_precision(predicted: Sequence[Box], truth: Sequence[Box], ties: Ties = "together") -> float:
+    """AP over 101 recall points, averaged over COCO's thresholds and labels, in one picture; all boxes score alike.
 
     A label that only predictions use has AP 0, so that inventing objects is not free; 1 when both sides are empty.
     """
@@ -69,7 +64,7 @@ def mean_average_precision(
         some = [box for box in predicted if box.label == name]
         true = [box for box in truth if box.label == name]
         overlaps = _overlaps(some, true, labels=False)
-        values.extend(average_precision(overlaps, threshold, ties) for threshold in thresholds)
+        values.extend(average_precision(overlaps, threshold, ties) for threshold in COCO_THRESHOLDS)
     return sum(values) / len(values)
 
 

@@ -14,8 +14,6 @@ from mmrl.answers.block import answer_block, strip_fence
 from mmrl.answers.boxes.box import Box, Corners, Space, as_written, extent
 from mmrl.core.samples import MediaSize
 
-Style = Literal["json", "list", "tags", "corners"]
-"""json: Qwen2.5-VL and Qwen3-VL. list: plain numbers. tags: InternVL. corners: Qwen2-VL."""
 DIGITS: dict[Space, int] = {"pixel": 0, "resized": 0, "norm1000": 0, "norm1": 3, "norm1000_yx": 0}
 """Decimals that families write in each space."""
 
@@ -105,22 +103,12 @@ def says_nothing(text: str) -> bool:
     return strip_fence(answer_block(text)).rstrip(".").lower() in _NOTHING
 
 
-def format_box(box: Box, style: Style = "json", digits: int | None = None) -> str:
-    """One box as a model family writes it, rounded to the decimals usual in its space (or to `digits`)."""
+def format_box(box: Box, style: Literal["json", "list"] = "json", digits: int | None = None) -> str:
+    """One box as Qwen2.5-VL writes it, or as plain numbers, rounded to the decimals usual in its space (or to `digits`)."""
     digits = DIGITS[box.space] if digits is None else digits
-    x1, y1, x2, y2 = (_format_number(x, digits) for x in as_written(box.rounded(digits).corners, box.space))
-    match style:
-        case "json":
-            label = "" if box.label is None else f', "label": {json.dumps(box.label)}'
-            return f'{{"bbox_2d": [{x1}, {y1}, {x2}, {y2}]{label}}}'
-        case "list":
-            return f"[{x1}, {y1}, {x2}, {y2}]"
-        case "tags":
-            ref = "" if box.label is None else f"<ref>{box.label}</ref>"
-            return f"{ref}<box>[[{x1}, {y1}, {x2}, {y2}]]</box>"
-        case "corners":
-            ref = "" if box.label is None else f"<|object_ref_start|>{box.label}<|object_ref_end|>"
-            return f"{ref}<|box_start|>({x1},{y1}),({x2},{y2})<|box_end|>"
+    numbers = ", ".join(_format_number(x, digits) for x in as_written(box.rounded(digits).corners, box.space))
+    label = "" if box.label is None else f', "label": {json.dumps(box.label)}'
+    return f"[{numbers}]" if style == "list" else f'{{"bbox_2d": [{numbers}]{label}}}'
 
 
 def kept_apart(low: float, high: float, most: float, digits: int) -> tuple[float, float]:

@@ -8,20 +8,15 @@ from mmrl.answers.boxes.detection import COCO_THRESHOLDS, Ties, average_precisio
 from mmrl.answers.spans.interval import Interval, merge_spans, temporal_iou
 
 
-def mean_average_precision(
-    predicted: Sequence[Interval],
-    truth: Sequence[Interval],
-    thresholds: Sequence[float] = COCO_THRESHOLDS,
-    ties: Ties = "order",
-) -> float:
-    """AP over 101 recall points, averaged over IoU thresholds, in one clip; 1 when both sides are empty.
+def mean_average_precision(predicted: Sequence[Interval], truth: Sequence[Interval], ties: Ties = "order") -> float:
+    """AP over 101 recall points, averaged over COCO's thresholds of IoU, in one clip; 1 when both sides are empty.
 
     Spans rank as they are written (`order`), as moment retrieval has it; `together` lets every false span cost precision.
     """
     if not predicted and not truth:
         return 1.0
     overlaps = iou_matrix(predicted, truth)
-    return sum(average_precision(overlaps, threshold, ties) for threshold in thresholds) / len(thresholds)
+    return sum(average_precision(overlaps, threshold, ties) for threshold in COCO_THRESHOLDS) / len(COCO_THRESHOLDS)
 
 
 def f1(predicted: Sequence[Interval], truth: Sequence[Interval], threshold: float = 0.5) -> float:

@@ -8,13 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from mmrl.answers.block import answer_block, strip_fence
 from mmrl.answers.spans.interval import MOST, Interval, Unit
-
-Style = Literal["text", "list", "json", "clock"]
-"""text: `3.2 to 7.0`. list: `[3.2, 7.0]`. json: `{"start": 3.2, "end": 7.0}`. clock: `00:03.2 to 01:07.0`, seconds only."""
 
 _NUMBER = r"(?:[0-9]++(?:\.[0-9]++)?+|\.[0-9]++)(?:[eE][-+]?[0-9]++)?+"
 _FACTORS: dict[str, tuple[Unit, float]] = {
@@ -94,22 +90,11 @@ def parse_times(text: str, unit: Unit = "seconds", wanted: Unit = "seconds") -> 
     return [time for time in found if 0 <= time <= MOST]
 
 
-def format_interval(span: Interval, style: Style = "text", digits: int = 1) -> str:
-    """A span as models write it, rounded to n decimals; a span that would vanish keeps one unit of the last decimal.
-
-    Raises ValueError for the style `clock` unless the span is in seconds.
-    """
-    unit = 10.0**-digits
+def format_interval(span: Interval, digits: int = 1) -> str:
+    """A span as models write it, rounded to n decimals; a span that would vanish keeps one unit of the last decimal."""
     start = round(span.start, digits)
-    end = max(round(span.end, digits), round(start + unit, digits))
-    if style == "clock":
-        if span.unit != "seconds":
-            raise ValueError(f"{span} cannot be written as a clock shows time: convert it to seconds")
-        return f"{_clock(start, digits)} to {_clock(end, digits)}"
-    first, last = f"{start:.{digits}f}", f"{end:.{digits}f}"
-    if style == "text":
-        return f"{'frames ' if span.unit == 'frames' else ''}{first} to {last}"
-    return f"[{first}, {last}]" if style == "list" else f'{{"start": {first}, "end": {last}}}'
+    end = max(round(span.end, digits), round(start + 10.0**-digits, digits))
+    return f"{'frames ' if span.unit == 'frames' else ''}{start:.{digits}f} to {end:.{digits}f}"
 
 
 def _times(text: str) -> Iterator[_Time]:
@@ -164,12 +149,3 @@ def _span(first: _Time, last: _Time, unit: Unit) -> Interval | None:
         return Interval(start, end, counted)
     except ValueError:
         return None
-
-
-def _clock(seconds: float, digits: int) -> str:
-    minutes, rest = divmod(seconds, 60)
-    if round(rest, digits) >= 60:
-        minutes, rest = minutes + 1, 0.0
-    hours, minutes = divmod(int(minutes), 60)
-    shown = f"{rest:0{digits + 3 if digits else 2}.{digits}f}"
-    return f"{hours:02d}:{minutes:02d}:{shown}" if hours else f"{minutes:02d}:{shown}"

@@ -117,17 +117,17 @@ def inside(point: tuple[float, float], space: Space, size: MediaSize) -> tuple[f
 MOST_FRAMES = 8
 
 
-def frames(video: Video, times: Sequence[float | int], most: int = MOST_FRAMES) -> list[tuple[float, Image.Image]]:
+def frames(video: Video, times: Sequence[float | int]) -> list[tuple[float, Image.Image]]:
     """For each time the frame that is on the screen: when it appeared, and its picture in the size of the file.
 
     Times are in seconds from the beginning of the part that is shown. A view's changes (`shuffle`, `noise`) are left out.
 
     Raises:
-        CallError: no time, more than `most`, or one outside the part that is shown.
+        CallError: no time, more than 8, or one outside the part that is shown.
         FileNotFoundError, ValueError: the clip itself cannot be read.
     """
-    if not 0 < len(times) <= most:
-        raise CallError(f"{len(times)} times are asked for: ask for 1 to {most}")
+    if not 0 < len(times) <= MOST_FRAMES:
+        raise CallError(f"{len(times)} times are asked for: ask for 1 to {MOST_FRAMES}")
     rate = video.fps or 1.0
     is_file = isinstance(video.source, str)
     timeline = read_timeline(str(video.source)) if is_file else sequence(len(video.source), rate)

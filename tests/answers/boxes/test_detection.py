@@ -137,7 +137,6 @@ def test_map_charges_for_invented_boxes():
 def test_map_averages_over_thresholds():
     # IoU 98^2 / (2 * 100^2 - 98^2) = 0.924: right at 9 of the 10 thresholds
     assert mean_average_precision([Box(12, 12, 112, 112, label="cat")], [CAT]) == pytest.approx(0.9)
-    assert mean_average_precision([Box(12, 12, 112, 112, label="cat")], [CAT], thresholds=(0.5,)) == 1.0
     assert COCO_THRESHOLDS == (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 

