@@ -10,6 +10,7 @@ from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside, extent
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import TURNED, open_picture, orientation_of, picture_size
+from mmrl.data.layouts.answers import sides_of
 from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.load import Measured
 from mmrl.data.readers import Cell, Row
@@ -17,8 +18,6 @@ from mmrl.data.validate import FILE_ROW, check_markers, check_shape, check_token
 
 BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""
-_MOST = 1e300
-"""Larger numbers are not coordinates; integers in JSON may have thousands of digits."""
 WRITTEN = "write [10, 20, 200, 180], numbers in brackets and no text"
 _USUAL_NAMES = {
     "image": ("image", "images"),
@@ -141,11 +140,11 @@ class GroundingLayout:
         """The four numbers of each box of a row as they are written; those that cannot be read are left out."""
         found = self._optional(row, "box")
         items = found if isinstance(found, list | tuple) and not _is_single(found) else [found]
-        return [sides for item in cast(Sequence[object], items) if (sides := _sides(item)) is not None]
+        return [sides for item in cast(Sequence[object], items) if (sides := sides_of(item)) is not None]
 
     def _box(self, item: object, space: Space, size: MediaSize) -> Box:
         label = cast(dict[str, object], item).get("label") if isinstance(item, dict) else None
-        sides = _sides(item)
+        sides = sides_of(item)
         if sides is None:
             raise ValueError(f"a box must be four numbers, not {str(item)[:80]}: {WRITTEN}")
         x1, y1, x2, y2 = sides
@@ -204,18 +203,6 @@ class GroundingLayout:
 def _is_single(found: object) -> bool:
     """Is it one box, not a list of boxes?"""
     return isinstance(found, dict) or (isinstance(found, list) and len(found) == 4 and not isinstance(found[0], dict | list))
-
-
-def _sides(item: object) -> list[float] | None:
-    """The four numbers of a box, or None where it is written otherwise."""
-    numbers = item
-    if isinstance(item, dict):
-        fields = cast(dict[str, object], item)
-        numbers = next((fields[name] for name in ("bbox_2d", "bbox", "box") if name in fields), None)
-    if not isinstance(numbers, list | tuple) or len(cast(Sequence[object], numbers)) != 4:
-        return None
-    found = [x for x in cast(Sequence[object], numbers) if isinstance(x, int | float) and not isinstance(x, bool)]
-    return [float(x) for x in found] if len(found) == 4 and all(abs(x) <= _MOST for x in found) else None
 
 
 def _upright(box: Box, stored: MediaSize, orientation: int) -> Box:

@@ -19,6 +19,8 @@ from mmrl.data.readers import Cell
 BOX_KEYS = ("bbox_2d", "bbox", "box")
 _LONGEST = 100_000
 """Characters of an answer that may be JSON."""
+_MOST = 1e300
+"""Larger numbers are not coordinates; integers in JSON may have thousands of digits."""
 
 
 def say_answer(answer: Cell, has_picture: bool) -> Values:
@@ -30,8 +32,8 @@ def say_answer(answer: Cell, has_picture: bool) -> Values:
     found = _json(answer) if isinstance(answer, str) else answer
     if has_picture and isinstance(answer, str) and (boxes := token_boxes(answer_block(answer))) is not None:
         return boxes
-    items = found if isinstance(found, list) and not _is_four(found) else [found]
-    if not has_picture or not items or not all(_is_four(item) or _is_object(item) for item in items):
+    items = found if isinstance(found, list) and sides_of(found) is None else [found]
+    if not has_picture or not items or any(sides_of(item) is None for item in items):
         return {"answer": answer_block(answer) if isinstance(answer, str) else answer}
     # a list with one box is how models are taught to write a single one
     return {"box": items[0] if len(items) == 1 else found}
@@ -47,13 +49,13 @@ def _json(text: str) -> Cell:
         return None
 
 
-def _is_four(found: Cell) -> bool:
-    is_list = isinstance(found, list | tuple) and len(found) == 4
-    return is_list and all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
-
-
-def _is_object(found: Cell) -> bool:
-    return isinstance(found, dict) and any(_is_four(found.get(key)) for key in BOX_KEYS)
+def sides_of(item: Cell) -> list[float] | None:
+    """The four numbers of a box, or of an object that is one; None where it is written otherwise."""
+    found = next((item[key] for key in BOX_KEYS if item.get(key) is not None), None) if isinstance(item, dict) else item
+    if not isinstance(found, list | tuple) or len(found) != 4:
+        return None
+    sides = [float(x) for x in found if isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _MOST]
+    return sides if len(sides) == 4 else None
 
 
 def four_numbers(found: Cell, name: str) -> list[float]:
