@@ -12,9 +12,10 @@ from mmrl import Prompt
 from mmrl.answers.boxes.box import Space
 from mmrl.data.grounding import BoxFormat, GroundingLayout
 from mmrl.data.layouts.base import Look
-from mmrl.data.layouts.load import StreamedPrompts, hf_prompts, translating
+from mmrl.data.layouts.load import hf_prompts, streamed_prompts, translating
 from mmrl.data.layouts.source import look_for
 from mmrl.data.readers import StoredHfDataset, hf_rows, open_hf
+from mmrl.data.sources import StreamedPrompts
 
 
 def load(
@@ -50,4 +51,6 @@ def load(
     names = columns or {} if source.is_own else {}
     layout = GroundingLayout(Path(image_root), space, box_format, names, template, anywhere=not str(image_root))
     prompts_of = translating(source, layout)
-    return StreamedPrompts(data, name, prompts_of) if streaming else hf_prompts(cast(StoredHfDataset, data), name, prompts_of)
+    if streaming:
+        return StreamedPrompts(lambda: streamed_prompts(data, name, prompts_of))
+    return hf_prompts(cast(StoredHfDataset, data), name, prompts_of)

@@ -122,21 +122,20 @@ class Marking:
 
 
 @dataclass(frozen=True)
-class MarkedStream(Iterable[Prompt]):
-    """A stream of prompts that know their source."""
+class StreamedPrompts(Iterable[Prompt]):
+    """Prompts that may be gone through again: `StreamedPrompts(lambda: map(mark, prompts))`."""
 
-    prompts: Iterable[Prompt]
-    mark: Marking
+    begin: Callable[[], Iterator[Prompt]]
 
     def __iter__(self) -> Iterator[Prompt]:
-        return map(self.mark, self.prompts)
+        return self.begin()
 
 
-def mark_all(prompts: Iterable[Prompt], mark: Marking) -> LazyPrompts | MarkedStream:
+def mark_all(prompts: Iterable[Prompt], mark: Marking) -> LazyPrompts | StreamedPrompts:
     """The prompts with their source; those of a list are read when they are asked for."""
     if isinstance(prompts, Sequence):
         return LazyPrompts(len(prompts), lambda i: mark(prompts[i]))
-    return MarkedStream(prompts, mark)
+    return StreamedPrompts(lambda: map(mark, prompts))
 
 
 def join_sources(parts: Mapping[str, Iterable[Prompt]], weights: Mapping[str, float] | None) -> Sources | StreamedSources:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from mmrl.core.types import Prompt
@@ -134,18 +133,11 @@ def hf_prompts(data: StoredHfDataset, name: str, prompts_of: PromptsOf) -> Seque
     return LazyPrompts(len(places), prompt_at)
 
 
-@dataclass(frozen=True)
-class StreamedPrompts:
-    """An IterableDataset as prompts; may be gone through again. A bad row raises ValueError, naming its place, when reached."""
-
-    data: Iterable[Mapping[str, object]]
-    name: str
-    prompts_of: PromptsOf
-
-    def __iter__(self) -> Iterator[Prompt]:
-        for row in hf_rows(self.data, self.name):
-            try:
-                prompts = self.prompts_of(row)
-            except (ValueError, OSError) as error:
-                raise ValueError(f"{row.place}: {error}") from None
-            yield from prompts
+def streamed_prompts(data: Iterable[Mapping[str, object]], name: str, prompts_of: PromptsOf) -> Iterator[Prompt]:
+    """An IterableDataset as prompts; a bad row raises ValueError, naming its place, when reached."""
+    for row in hf_rows(data, name):
+        try:
+            prompts = prompts_of(row)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{row.place}: {error}") from None
+        yield from prompts
