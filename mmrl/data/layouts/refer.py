@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mmrl.data.layouts.annotations.coco import Record, by_id, corners, find_record, naming_layout, numbered, picture_of
 from mmrl.data.layouts.answers import corners_of, four_numbers
-from mmrl.data.layouts.base import Look, note_unused, row_like
+from mmrl.data.layouts.base import PICTURES, Look, note_unused, one_of, row_like
 from mmrl.data.readers import Cell, Row, parse_json, read_json
 from mmrl.data.validate import Report
 from mmrl.runtime.near import near
@@ -113,6 +113,16 @@ def raw_row(row: Row) -> Iterator[Row]:
         "split": row.values.get("split"),
     }
     yield row_like(row, (*RAW, *SENTENCES, *DROPS), said)
+
+
+def lmms_row(row: Row) -> Iterator[Row]:
+    """A row of lmms-lab's parquet: its question asks for a caption, and its answers are what the box is called."""
+    asked: Cell = row.values.get("answer")
+    if not isinstance(asked, list) or not all(isinstance(sentence, str) for sentence in asked):
+        raise ValueError(f"column answer must be a list of sentences, not {str(asked)[:80]}")
+    said = {"id": row.values.get("question_id") or None, "question": asked[0] if len(asked) == 1 else asked}
+    said |= {"image": one_of(row, *PICTURES), "box": corners_of(four_numbers(row.values.get("bbox"), "bbox"))}
+    yield row_like(row, ("answer", "bbox", *PICTURES, "iscrowd", "segmentation", "file_name", "question_id"), said)
 
 
 def _sentences(row: Row) -> list[str]:

@@ -21,7 +21,7 @@ from mmrl.data.layouts.annotations.label_studio import has_shapes, is_label_stud
 from mmrl.data.layouts.annotations.objects import BOXES as OBJECT_BOXES
 from mmrl.data.layouts.annotations.objects import OURS, has_objects, has_sides, objects_row, side_rows
 from mmrl.data.layouts.annotations.voc import has_xml, voc_rows
-from mmrl.data.layouts.answers import BOX_KEYS, corners_of, four_numbers, say_answer
+from mmrl.data.layouts.answers import BOX_KEYS, say_answer
 from mmrl.data.layouts.base import (
     ANSWERS,
     BOX,
@@ -38,10 +38,10 @@ from mmrl.data.layouts.base import (
     one_of,
     row_like,
 )
-from mmrl.data.layouts.refer import RAW, SENTENCES, has_refs, raw_row, refer_rows
+from mmrl.data.layouts.refer import RAW, SENTENCES, has_refs, lmms_row, raw_row, refer_rows
 from mmrl.data.layouts.turns import MESSAGES, OBJECTS, PAIR, PART, Conversation, messages_row, refused_of
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
-from mmrl.data.readers import CLASSES, Cell, Row
+from mmrl.data.readers import CLASSES, Row
 
 _TASK = re.compile(r"(?:<(?:image|[A-Z_]+|loc_\d+)>\s*+)++")
 
@@ -55,35 +55,15 @@ class Columns:
     """The columns of which one holds the answer; what looks like boxes is said as boxes."""
     prefers: str | None = None
     """The one of them that is read where several are filled; without it such a row is refused."""
-    xywh: str | None = None
-    """In place of an answer, the column of a box: a corner, width and height in pixels."""
-    asks_each: bool = False
-    """The question's column is a list of texts, and each is a question."""
-    id: str = "id"
-    drops: tuple[str, ...] = ()
-    """Columns that say nothing to rewards."""
 
     def __call__(self, row: Row) -> Iterator[Row]:
-        question = self._question(row.values.get(self.question))
-        pictures, others = one_of(row, *PICTURES), {kind.name: one_of(row, *kind.columns) or None for kind in (VIDEO, AUDIO)}
-        said = {} if self.id == "id" else {"id": row.values.get(self.id) or None}
-        said |= {"question": question, "image": pictures or None, **others}
-        if self.xywh is not None:
-            said["box"] = corners_of(four_numbers(row.values.get(self.xywh), self.xywh))
-        else:
-            first = row.values.get(self.prefers or "")
-            said |= say_answer(one_of(row, *self.answers) if first is None else first, bool(pictures))
-        used = (self.question, *self.answers, self.xywh or "", *MEDIA, *self.drops)
-        yield row_like(row, used if self.id == "id" else (*used, self.id), said)
-
-    def _question(self, found: Cell) -> Cell:
-        if self.asks_each:
-            if not isinstance(found, list) or not all(isinstance(sentence, str) for sentence in found):
-                raise ValueError(f"column {self.question} must be a list of sentences, not {str(found)[:80]}")
-            return found[0] if len(found) == 1 else found
+        found, pictures, first = row.values.get(self.question), one_of(row, *PICTURES), row.values.get(self.prefers or "")
         if not isinstance(found, str) or not found.strip():
             raise ValueError(f"column {self.question} must be a text that is not empty, not {str(found)[:80]!r}")
-        return found.strip()
+        others = {kind.name: one_of(row, *kind.columns) or None for kind in (VIDEO, AUDIO)}
+        said = say_answer(one_of(row, *self.answers) if first is None else first, bool(pictures))
+        said = {"question": found.strip(), "image": pictures or None, **others, **said}
+        yield row_like(row, (self.question, *self.answers, *MEDIA), said)
 
 
 def prefix_row(row: Row, question: str = QUESTION) -> Iterator[Row]:
@@ -271,8 +251,7 @@ OTHERS = (
         "RefCOCO in the hub's parquet of lmms-lab",
         lambda look: look.has(*LMMS) and isinstance(look.example("answer"), list),
         (*LMMS, "question_id"),
-        # its question asks for a caption, and its answers are what the box is called
-        Columns("answer", (), None, "bbox", True, "question_id", ("question", "iscrowd", "segmentation", "file_name")),
+        lmms_row,
         beats=("boxes", "questions"),
         always=BOXES,
         known={"": ("image", "answer", "bbox", "question_id")},

@@ -295,10 +295,10 @@ def test_every_layout_says_what_it_is():
 
 def test_a_layout_with_columns_of_other_names_is_one_entry(picture, jsonl, tmp_path, monkeypatch):
     picture("cat.png")
-    screens = DataLayout("screens", "buttons", lambda look: look.has("click", "at"), ("click",), Columns("click", xywh="at"))
+    screens = DataLayout("screens", "buttons", lambda look: look.has("click", "at"), ("click",), Columns("click", ("at",)))
     monkeypatch.setitem(LAYOUTS, "screens", screens)
     monkeypatch.setitem(NAMES, "grounding_jsonl", (*NAMES["grounding_jsonl"], "screens"))
-    path = jsonl({"image": "cat.png", "click": " Send ", "at": [1, 2, 29, 38], "app": "mail"})
+    path = jsonl({"image": "cat.png", "click": " Send ", "at": [1, 2, 30, 40], "app": "mail"})
     assert str(guess(path)) == "read as screens: buttons; guessed, --as NAME says otherwise"
     assert guess(path).data_set == "grounding_jsonl"
     done = convert(path, None, tmp_path / "out.jsonl")
