@@ -1,5 +1,6 @@
 """Writes the good rows of a file in our words, and counts the others by what is wrong with them."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -7,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.answers.boxes.box import Box
-from mmrl.core.samples import VIDEO, Video, is_named, kind_of
+from mmrl.core.samples import VIDEO, is_named, kind_of
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.ahead import Watch, same
-from mmrl.data.files.paths import relative_to, write_jsonl
+from mmrl.data.files.paths import write_jsonl
 from mmrl.data.files.videos import cell_of
-from mmrl.data.layouts.base import BOXES, PICTURES
+from mmrl.data.layouts.base import BOXES
 from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.load import RowReader, check_rows
 from mmrl.data.layouts.source import Source
 from mmrl.data.layouts.write import LineWriter, answer_columns, answer_of
-from mmrl.data.readers import Cell, Row
+from mmrl.data.readers import Cell, Row, as_list
 from mmrl.data.validate import FILE_ROW, Problem, Report
 
 SHOWN = 20
@@ -66,7 +67,7 @@ def fix(source: Source, reader: RowReader, out: str | Path, habits: BoxHabits | 
             new = [prompt for prompt in found if _is_new(prompt, row.place, seen)]
             if not new:
                 raise ValueError("the row says exactly what one before it says")
-            lines += [writer.line(line_of(prompt, row, source, out.parent)) for prompt in new]
+            lines += [writer.line(line_of(prompt, row, source)) for prompt in new]
     report.note_if_empty()
     if habits is not None and habits.suspicion is not None:
         raise ValueError(f"{source.path}: {habits.suspicion}; nothing was written")
@@ -80,10 +81,10 @@ def fix(source: Source, reader: RowReader, out: str | Path, habits: BoxHabits | 
     return Fixed(out, report.num_rows, len(lines), reasons, problems, dict(report.notes))
 
 
-def line_of(prompt: Prompt, row: Row, source: Source, folder: Path) -> dict[str, Cell]:
-    """A prompt as a row of our own, for a file in `folder`: of grounding_jsonl, or of qa_jsonl."""
+def line_of(prompt: Prompt, row: Row, source: Source) -> dict[str, Cell]:
+    """A prompt as a row of our own: of grounding_jsonl, or of qa_jsonl."""
     columns = {name: value for name, value in prompt.columns.items() if name != FILE_ROW}
-    line: dict[str, Cell] = {"id": prompt.id, **_media(prompt, row, source.columns.get("image", "image"), folder)}
+    line: dict[str, Cell] = {"id": prompt.id, **_media(prompt, row, source.columns.get("image", "image"))}
     if source.guess.data_set != BOXES:
         kind = columns.pop("problem_type")
         line |= {"question": columns.pop("question"), **answer_of(prompt), "kind": kind}
@@ -104,21 +105,18 @@ def _is_new(prompt: Prompt, place: str, seen: dict[object, str]) -> bool:
     return None in names or seen.setdefault(key, f"{place} {prompt.id}") == f"{place} {prompt.id}"
 
 
-def _media(prompt: Prompt, row: Row, column: str, folder: Path) -> dict[str, Cell]:
-    """The prompt's media: paths as seen from a folder, and the row's own cell for a picture held as bytes."""
+def _media(prompt: Prompt, row: Row, column: str) -> dict[str, Cell]:
+    """The prompt's media: absolute paths, and the row's own cell for a picture held as bytes."""
     if not prompt.media:
         return {}
-    clips = [clip for clip in prompt.media if isinstance(clip, Video)]
-    if clips:
-        return {VIDEO.name: [cell_of(clip, relative_to(str(clip.source), Path(), folder)) for clip in clips]}
     kind = kind_of(prompt.media[0])
-    paths = [relative_to(file, Path(), folder) for media in prompt.media if (file := kind.file_of(media)) is not None]
-    if len(paths) == len(prompt.media):
-        return {kind.name: paths}
-    found = next((row.values[name] for name in (column, *PICTURES) if row.values.get(name) is not None), None)
-    cells = found if isinstance(found, list) else [found]
-    pairs = zip(prompt.media, cells, strict=True)
-    return {"image": [relative_to(one, Path(), folder) if isinstance(one, str) else cell for one, cell in pairs]}
+    if kind is VIDEO:
+        return {kind.name: [cell_of(clip, os.path.abspath(clip.source)) for clip in prompt.media]}
+    cells = next((as_list(row.values[name]) for name in (column, *kind.columns) if row.values.get(name) is not None), [])
+    files = [kind.file_of(media) for media in prompt.media]
+    return {
+        kind.name: [cell if file is None else os.path.abspath(file) for file, cell in zip(files, cells or files, strict=True)]
+    }
 
 
 def boxes_in_pixels(prompt: Prompt) -> dict[str, Cell]:
