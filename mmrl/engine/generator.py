@@ -19,11 +19,9 @@ from torch import Tensor
 from mmrl.core.episodes import Limits as EpisodeLimits
 from mmrl.core.episodes import Worlds
 from mmrl.core.ranks import Ranks
-from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
-from mmrl.engine.facts import Wanted, tokens_of_probe
+from mmrl.engine.facts import Wanted, look_at, tokens_of_probe
 from mmrl.engine.fleet import Fleet, Member, Probe, limits_of
-from mmrl.engine.preflight import look_at
-from mmrl.engine.server import EngineServer
+from mmrl.engine.server import EngineServer, engine_dtype, resolve_sync, serve_command
 from mmrl.engine.sync import AdapterSync, BroadcastSync, FileSync, Sync, Update, drop_old
 from mmrl.engine.teachers import AskedTeacher
 from mmrl.engine.wire.answer import EngineMismatchError, Written

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.core.episodes import Limits
-from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, refuse_other, tokens_of_probe
+from mmrl.engine.facts import LOOK_S, ServerFacts, Wanted, ask_facts, look_at, refuse_other, tokens_of_probe
 from mmrl.engine.fleet import FIRST_TOKEN, Fleet, Member, limits_of
-from mmrl.engine.preflight import LOOK_S, look_at
 from mmrl.engine.sync import Sync, Update
 from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.engine.facts import look_at_engine
 from mmrl.engine.generator import VllmGenerator, text_parts
-from mmrl.engine.preflight import look_at_engine
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized import kept
 from mmrl.policies.text.engine_settings import EngineConfig

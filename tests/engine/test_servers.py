@@ -18,10 +18,9 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Video
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine import generator as generators
-from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, most_pictures, refuse_other
+from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, look_at_engine, most_pictures, refuse_other
 from mmrl.engine.fleet import FAR
 from mmrl.engine.generator import text_parts
-from mmrl.engine.preflight import look_at_engine
 from mmrl.engine.sync import InFolder, Update
 from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient

@@ -22,9 +22,8 @@ from mmrl.app.modality.taught import refuse_blind
 from mmrl.app.run.build import Job, build
 from mmrl.core.readings import LOGPROBS, TEACHER_LOGPROBS
 from mmrl.core.types import Prompt, Reading, Request, Rollouts, Target
-from mmrl.engine.command import serve_command
 from mmrl.engine.generator import text_parts
-from mmrl.engine.server import EngineServer
+from mmrl.engine.server import EngineServer, serve_command
 from mmrl.engine.teachers import AskedTeacher, look_at_teachers
 from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.lab.tiny.text import beeps, vlms

@@ -14,7 +14,6 @@ from mmrl.engine.venv import (
     VERSION,
     WORKER,
     Accelerator,
-    Installation,
     accelerator_here,
     check_place,
     disk_free,
@@ -104,7 +103,14 @@ def engine_install(
         typer.echo(f"{place} exists already: see `mmrl engine status`")
         return
     check_place(place, recipe)
-    typer.echo(cost(place, recipe))
+    kind, free = {"cpu": "a CPU", "cuda": "NVIDIA cards"}[recipe.accelerator], size(disk_free(place))
+    about = "" if recipe.measured else " (an estimate, not measured yet)"
+    typer.echo(
+        f"vLLM {VERSION} for {kind}, in a separate environment: {place}\n"
+        f"  {num_packages(recipe.requirements)} packages, {recipe.download_gb:g} GB of download, {recipe.disk_gb:g} GB of disk"
+        f" ({free} free), some minutes{about}\n"
+        "  mmrl's own environment stays as it is"
+    )
     ask("Make it?", yes)
     made = make_venv(place, recipe, lambda text: typer.echo(f"  {text}"))
     typer.echo(f'vLLM {made.version} is ready, {size(num_bytes(place))}: [policy.engine] kind = "vllm" in a config uses it')
@@ -113,7 +119,13 @@ def engine_install(
 @engine.command("status")
 def engine_status(folder: Folder = None) -> None:
     """Check that it exists and is complete, and print its version; exit code 2 if it cannot be used."""
-    typer.echo(status((folder or engine_folder()).absolute()))
+    place = (folder or engine_folder()).absolute()
+    found = find_venv(place)
+    by = f"made by mmrl for {found.accelerator}, Python {found.python}" if found.accelerator else "not made by mmrl"
+    lines = [f"{place}", f"  vLLM {found.version}, {by}, {size(num_bytes(place))}"]
+    if found.accelerator and found.recipe != RECIPES[found.accelerator].hash:
+        lines.append("  another version of mmrl made it: `mmrl engine install` makes it anew")
+    typer.echo("\n".join([*lines, f"  servers that others start need on their PYTHONPATH: {WORKER}"]))
 
 
 @engine.command("remove")
@@ -124,18 +136,6 @@ def engine_remove(folder: Folder = None, yes: Yes = False) -> None:
     typer.echo(f"removed {place}, {size(remove_venv(place))}")
 
 
-def cost(folder: Path, recipe: Installation) -> str:
-    """Say how much download, disk space and time an installation takes."""
-    kind = {"cpu": "a CPU", "cuda": "NVIDIA cards"}[recipe.accelerator]
-    about = "" if recipe.measured else " (an estimate, not measured yet)"
-    return (
-        f"vLLM {VERSION} for {kind}, in a separate environment: {folder}\n"
-        f"  {num_packages(recipe.requirements)} packages, {recipe.download_gb:g} GB of download, {recipe.disk_gb:g} GB of disk"
-        f" ({size(disk_free(folder))} free), some minutes{about}\n"
-        "  mmrl's own environment stays as it is"
-    )
-
-
 def ask(question: str, yes: bool) -> None:
     """Ask, and return only after a yes; ValueError if the input is not a terminal."""
     if yes:
@@ -143,17 +143,3 @@ def ask(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise ValueError("cannot ask for confirmation, because the input is not a terminal: add --yes")
     typer.confirm(question, abort=True)
-
-
-def status(folder: Path) -> str:
-    """Path, version, accelerator, size and what others need who start servers themselves.
-
-    Raises ValueError where the environment is not there, half made, or of another version.
-    """
-    found = find_venv(folder)
-    by = f"made by mmrl for {found.accelerator}, Python {found.python}" if found.accelerator else "not made by mmrl"
-    lines = [f"{folder}", f"  vLLM {found.version}, {by}, {size(num_bytes(folder))}"]
-    if found.accelerator and found.recipe != RECIPES[found.accelerator].hash:
-        lines.append("  another version of mmrl made it: `mmrl engine install` makes it anew")
-    lines.append(f"  servers that others start need on their PYTHONPATH: {WORKER}")
-    return "\n".join(lines)

@@ -22,8 +22,7 @@ from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import check_ranks, with_local_model
 from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.folder import RunDir
-from mmrl.engine.command import LAUNCHERS
-from mmrl.engine.server import free_port
+from mmrl.engine.server import LAUNCHERS, free_port
 from mmrl.policies.text.loading import server_model
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.net.secrets import HIDDEN

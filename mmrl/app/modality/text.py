@@ -81,7 +81,7 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
         return algorithm.with_length(policy.sampling.max_new_tokens)
 
     def look_around(self, policy: TextPolicyConfig, algorithm: Algorithm, episodes: Limits | None = None) -> None:
-        from mmrl.engine.preflight import look_at_engine
+        from mmrl.engine.facts import look_at_engine
 
         look_at_engine(policy, episodes)
         if any(one.url for one in policy.teachers):

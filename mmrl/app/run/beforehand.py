@@ -26,7 +26,7 @@ from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import SCORE, TAUGHT, VALUE
 from mmrl.core.types import Prompt
-from mmrl.engine.command import resolve_sync
+from mmrl.engine.server import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.workers.remote import SamplerSettings
 from mmrl.policies.text.read.answer_tokens import ANSWERS

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmrl.engine.command import ServeCommand, resolve_sync, serve_command
-from mmrl.engine.facts import serving_rank
-from mmrl.engine.server import free_port
+from mmrl.engine.server import ServeCommand, free_port, resolve_sync, serve_command, serving_rank
 from mmrl.engine.wire.client import EngineClient, EngineDownError
 from mmrl.engine.wire.request import Ask, WirePrompt, row_seed, sampling_params, share_rows
 from mmrl.engine.wire_prompts import clip_part, picture_part
