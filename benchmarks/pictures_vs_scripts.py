@@ -25,8 +25,7 @@ from sides import markdown
 from torch import Tensor
 
 from mmrl.algorithms.kinds import KINDS
-from mmrl.algorithms.objectives.forward import Matching
-from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference
+from mmrl.algorithms.objectives.forward import DenoisingPreference, Matching
 from mmrl.lab.tiny.flow import pipelines
 from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
 from tests.policies.flow.write.test_given import PROMPTS, TOKENS, gradient_of, inputs_of, loss_of, make, plan_of

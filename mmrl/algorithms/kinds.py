@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.experts import Demonstrated, Preferred
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.forward import Matching
+from mmrl.algorithms.objectives.forward import DenoisingPreference, Matching
 from mmrl.algorithms.objectives.given import Imitation, PairScores, Preference, Ratings
-from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference
 from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
 from mmrl.algorithms.planners.taught import Pairs, PicturePairs, Taught
 from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean

@@ -11,9 +11,19 @@ import torch
 from mmrl.algorithms.advantages.experts import ExpertWhereFew
 from mmrl.algorithms.planners.base import Remembering
 from mmrl.algorithms.planners.helped import Refinements, SerialExits, WithExpert
-from mmrl.algorithms.planners.hints import AskedHalves, BesideHint, HintLadder, Scaffold, hints_of
+from mmrl.algorithms.planners.hints import (
+    AskedHalves,
+    BesideHint,
+    HintLadder,
+    KeptHints,
+    Scaffold,
+    SelfHints,
+    hints_of,
+    next_level,
+    read_hints,
+    tells_answer,
+)
 from mmrl.algorithms.planners.replay import ReplaySuccess
-from mmrl.algorithms.planners.self_hints import KeptHints, SelfHints, next_level, read_hints, tells_answer
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.shaping.thinking import ExitDecay

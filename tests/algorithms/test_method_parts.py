@@ -9,8 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, answers
 from mmrl.algorithms.advantages.entropy import EntropyControl
-from mmrl.algorithms.advantages.group import GroupNorm, TokenAverage, VirtualBest
-from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
+from mmrl.algorithms.advantages.group import GroupNorm, Halves, Strata, TokenAverage, VirtualBest
 from mmrl.algorithms.advantages.spread import BetaNorm, WhereLengthPays, WhereSpread
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.miners import BestAndWorst, Difficulty
@@ -20,9 +19,8 @@ from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.reference import ReferenceProbability
 from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
-from mmrl.algorithms.weights.divergence import ConflictTokens
+from mmrl.algorithms.weights.importance import AttentionRhythm, ConflictTokens
 from mmrl.algorithms.weights.prompts import SmallTarget
-from mmrl.algorithms.weights.rhythm import AttentionRhythm
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.protocols import Advantage

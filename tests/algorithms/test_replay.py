@@ -12,10 +12,9 @@ from PIL import Image
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import BetweenReferences
 from mmrl.algorithms.planners.base import Once
-from mmrl.algorithms.planners.replay import ReplayGroups, ReplayInformative
+from mmrl.algorithms.planners.replay import Kept, ReplayGroups, ReplayInformative, RowBuffer
 from mmrl.algorithms.planners.tempered import ByDoubt
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.replay import Kept, RowBuffer
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
 from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import PromptSampler

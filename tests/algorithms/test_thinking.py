@@ -9,7 +9,7 @@ import torch
 from mmrl.algorithms.advantages.group import BySign, GroupNorm
 from mmrl.algorithms.advantages.thinking import AboveReference, BudgetRelative, WithinBudgets
 from mmrl.algorithms.beside import part_numbers, thought_of
-from mmrl.algorithms.objectives.mixed import EvenStart
+from mmrl.algorithms.objectives.surrogates import EvenStart
 from mmrl.algorithms.planners.base import DynamicSampling, Once
 from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot
 from mmrl.algorithms.presets import PRESETS

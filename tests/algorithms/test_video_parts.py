@@ -16,7 +16,7 @@ from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
 from mmrl.algorithms.presets.video import papo, t_grpo
 from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
 from mmrl.algorithms.views import Degrade, Hint, MaskPatches, ShuffleFrames, column
-from mmrl.algorithms.weights.divergence import GroupDivergence
+from mmrl.algorithms.weights.importance import GroupDivergence
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Group, Prompt, Reading, Sample, Status, Video

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
+from mmrl.algorithms.advantages.group import GroupNorm, Halves, Strata
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.base import Once

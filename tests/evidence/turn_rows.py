@@ -8,8 +8,8 @@ from torch import Tensor
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.segments import GiGPO
 from mmrl.algorithms.planners.base import Once
-from mmrl.algorithms.planners.branches import BranchWhereUnsure
 from mmrl.algorithms.planners.hints import AskedHalves
+from mmrl.algorithms.planners.segments import BranchWhereUnsure
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.statistics import with_column
 from mmrl.algorithms.turns import uses

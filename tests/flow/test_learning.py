@@ -9,7 +9,7 @@ from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask
-from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference, GroupPreference
+from mmrl.algorithms.objectives.forward import DenoisingPreference, GroupPreference
 from mmrl.app.modality.flow_checks import USUAL_ELEMENTS
 from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.training.trainer import Trainer

@@ -10,8 +10,7 @@ from mmrl.algorithms.advantages.flow import BestOfN, BestWorst
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
-from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
-from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, GroupPreference
+from mmrl.algorithms.objectives.forward import AdvantageMatching, CenteredReward, GroupPreference, NegativeAware
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.noise import EqualGradient, InverseStep, NoiseLevel

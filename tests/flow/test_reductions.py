@@ -10,8 +10,7 @@ from mmrl.algorithms.advantages.flow import BestOfN, StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL
-from mmrl.algorithms.objectives.forward import AdvantageMatching, Matching
-from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference, GroupPreference
+from mmrl.algorithms.objectives.forward import AdvantageMatching, DenoisingPreference, GroupPreference, Matching
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.flow import extremes
 from mmrl.algorithms.presets import PRESETS

@@ -3,9 +3,8 @@
 import torch
 
 from mmrl.algorithms.advantages.segments import GiGPO
-from mmrl.algorithms.planners.replay import ReplaySuccess
+from mmrl.algorithms.planners.replay import Kept, ReplaySuccess
 from mmrl.algorithms.presets.turns import geometry_zero, mobile_agent_v3, ui_s1
-from mmrl.algorithms.replay import Kept
 from mmrl.algorithms.shaping.turns import WhereToolsHelp
 from mmrl.algorithms.turns import Turns, returns_of
 from mmrl.core.types import Rollouts, StoredRow

@@ -10,7 +10,7 @@ from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm
-from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, GroupPreference
+from mmrl.algorithms.objectives.forward import CenteredReward, GroupPreference
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.weights.noise import EqualGradient, InverseStep
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY, VELOCITY

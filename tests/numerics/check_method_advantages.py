@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, SemanticEntropy
-from mmrl.algorithms.advantages.group import VirtualBest
-from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
+from mmrl.algorithms.advantages.group import Halves, Strata, VirtualBest
 from mmrl.algorithms.advantages.spread import Asymmetric, BetaNorm, WhereLengthPays
 from mmrl.core.protocols import Advantage
 from mmrl.core.readings import OLD_ENTROPY

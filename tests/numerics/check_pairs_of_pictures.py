@@ -9,8 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.flow import BestAgainstWorst, BestWorst
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.forward import Matching
-from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference
+from mmrl.algorithms.objectives.forward import DenoisingPreference, Matching
 from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Reading

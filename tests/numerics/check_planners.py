@@ -7,10 +7,10 @@ import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.mixed import WithRefinements
+from mmrl.algorithms.objectives.surrogates import WithRefinements
 from mmrl.algorithms.planners.flow import extremes
+from mmrl.algorithms.planners.hints import next_level
 from mmrl.algorithms.planners.replay import ReplaySuccess
-from mmrl.algorithms.planners.self_hints import next_level
 from mmrl.algorithms.presets.hints import policy_rollout
 from mmrl.algorithms.shaping.thinking import exit_rewards
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean

@@ -11,7 +11,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.remembered import Downsampled
 from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.samplers.learned import Bandit, Thompson, VarianceAware, min_max
-from mmrl.algorithms.weights.divergence import ConflictTokens
+from mmrl.algorithms.weights.importance import ConflictTokens
 from mmrl.core.readings import MEAN_REWARD, OLD_LOGPROBS, REWARD
 from mmrl.core.types import Prompt
 from tests.numerics.registry import Vector, check, close, tensor

@@ -9,7 +9,7 @@ import torch
 from mmrl.algorithms.advantages.segments import ValueGae
 from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.shaping.reference import agreement, gain, mean_probability
-from mmrl.algorithms.weights.rhythm import Kind, Rhythm, largest, steps_of
+from mmrl.algorithms.weights.importance import Kind, Rhythm, largest, steps_of
 from mmrl.answers.calls import CallError
 from mmrl.core.readings import OLD_VALUE
 from mmrl.data.tools.pictures import clip

@@ -7,8 +7,7 @@ import torch
 
 from mmrl.algorithms.advantages.bundles import Bundles
 from mmrl.algorithms.advantages.entropy import NearEntropy
-from mmrl.algorithms.advantages.group import TokenAverage
-from mmrl.algorithms.advantages.on_top import Bold
+from mmrl.algorithms.advantages.group import Bold, TokenAverage
 from mmrl.algorithms.advantages.remembered import SingleStream
 from mmrl.algorithms.notes import memory_share
 from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip

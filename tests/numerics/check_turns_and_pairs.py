@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.segments import HGPO, GiGPO
 from mmrl.algorithms.objectives.given import Preference
-from mmrl.algorithms.planners.branches import is_begun_again, turn_entropy
+from mmrl.algorithms.planners.segments import is_begun_again, turn_entropy
 from mmrl.algorithms.turns import Turns, TurnTable
 from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
 from mmrl.core.samples import segments_of, turn_ids

@@ -16,7 +16,7 @@ from mmrl.algorithms.presets.video import tw_grpo
 from mmrl.algorithms.shaping.video import ConsistencyBonus, InjectedScale, SoftReward, TemporalBonus
 from mmrl.algorithms.views import column
 from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean
-from mmrl.algorithms.weights.divergence import GroupDivergence
+from mmrl.algorithms.weights.importance import GroupDivergence
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Rollouts, Scores
 from mmrl.policies.text.read.evaluate import group_divergence

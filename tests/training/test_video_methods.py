@@ -12,7 +12,7 @@ from mmrl.algorithms.planners.video import DifficultyAware, WithTruth
 from mmrl.algorithms.presets.baselines import grpo
 from mmrl.algorithms.presets.video import tw_grpo
 from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.algorithms.weights.divergence import GroupDivergence
+from mmrl.algorithms.weights.importance import GroupDivergence
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import GROUP_DIVERGENCE, OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Reading, Request, Revision, Video

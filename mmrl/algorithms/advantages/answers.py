@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.parts_of_groups import check_pattern
+from mmrl.algorithms.advantages.group import GroupNorm, check_pattern
 from mmrl.algorithms.statistics import Compared, by_group, less_mean, moments, one_per_group, to_credit, totals_and_keep
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, Seed, Share, check_ranges

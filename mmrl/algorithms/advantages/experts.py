@@ -6,8 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.on_top import OnTop
+from mmrl.algorithms.advantages.group import GroupNorm, OnTop
 from mmrl.algorithms.statistics import Compared, by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.readings import OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS

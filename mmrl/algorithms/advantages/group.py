@@ -1,6 +1,7 @@
-"""Rewards compared with those of the same prompt: GRPO's advantage and its relatives."""
+"""Rewards compared with those of the same prompt, or of a part of its samples, and advantages that modify another one."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
@@ -23,8 +24,10 @@ from mmrl.algorithms.statistics import (
     totals_and_keep,
 )
 from mmrl.core.hooks import AdvantageHooks, PartHooks
-from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, check_ranges
+from mmrl.core.readings import OLD_ENTROPY
+from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores
+from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, Share, check_ranges
+from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
@@ -317,3 +320,144 @@ class VirtualBest(AdvantageHooks):
             return torch.zeros_like(rewards)
         mean, deviation = moments(completed, ddof=1)
         return (rewards - mean) / (deviation + self.eps)
+
+
+@dataclass(frozen=True)
+class OnTop(PartHooks):
+    """The base of advantages that compute an inner A first and modify it."""
+
+    inner: GroupNorm = field(default_factory=GroupNorm)
+    """The advantage A."""
+
+    @property
+    def min_group_size(self) -> int:
+        return self.inner.min_group_size
+
+
+@dataclass(frozen=True)
+class Bold(OnTop):
+    """A <- (1 + gain (r - group mean)) A (HART's AP-GRPO, eq. 6).
+
+    HART, arXiv:2602.23615. The mean over a group is no longer 0. This is the same as weighting the surrogate, because none of its
+    bounds depends on A's size.
+    """
+
+    gain: NonNegative = 0.6
+    """Per unit of reward; 0.6 is the paper's."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        lead = by_group(rollouts, keep, totals, lambda rewards: rewards - rewards.mean())
+        credit = self.inner(scores, rollouts)
+        weight = (1 + self.gain * lead).to(credit.values)[:, None]
+        return Credit(credit.values * weight, credit.keep, credit.actions)
+
+
+@dataclass(frozen=True)
+class GoodTempered(OnTop):
+    """A = 1 for tempered rows with A > above, at most `most` of a step; the other tempered rows are dropped (AEPO, see Tempered).
+
+    Rows at the run's temperature keep the inner advantage. The paper's code replaces the first rows of the batch with these; here
+    they are added.
+    """
+
+    above: NonNegative = 0.05
+    """What a tempered row's advantage within its own group must exceed."""
+    most: Count = 60
+    """How many tempered rows train, earliest first; the paper's code halves it above the target."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        credit, mask = self.inner(scores, rollouts), rollouts.action_mask
+        heated = torch.tensor([sample.temperature is not None for _, sample in rollouts.samples()], dtype=torch.bool)
+        mean = torch.where(mask, credit.values, 0.0).sum(1) / mask.sum(1).clamp(min=1)
+        good = heated & credit.keep & (mean > self.above)
+        good = good & (good.long().cumsum(0) <= self.most)
+        values = torch.where(good[:, None], mask.to(credit.values), credit.values)
+        return Credit(values, credit.keep & (good | ~heated), credit.actions)
+
+
+@dataclass(frozen=True)
+class Halves(PartHooks):
+    """A = cross (a r - b mean of the other half) + (1 - cross) (r - mean of its own half): CANON, arXiv:2509.23962.
+
+    A group is sorted by length or by mean entropy and cut in the middle (the odd sample goes to the upper half). By length a =
+    favour for the long half and b = favour for the short one; by entropy a = favour for the low half and b = favour for the
+    high one; otherwise they are 1. The paper divides by the longest completion: take the aggregation FixedLength.
+    """
+
+    by: Literal["length", "entropy"] = "length"
+    """What the group is sorted by; entropy is the mean over the actions, under the weights that sampled."""
+    cross: Share = 0.5
+    """Weight of the comparison with the other half; at 0.5, with favour = 1 and groups of even size, A is r - group mean."""
+    favour: Annotated[float, Range(0, high=10)] = 1.0
+    """Below 1 it makes long answers (or those of low entropy) worth less against the other half; 1 favours none."""
+
+    min_group_size = 2
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        """Found among what `rollouts` recorded."""
+        return (OLD_ENTROPY,) if self.by == "entropy" else ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        key = lengths(rollouts, totals)
+        if self.by == "entropy":
+            key = masked_mean(rollouts.recorded[OLD_ENTROPY].to(totals), rollouts.action_mask, dim=1)
+        return to_credit(by_group(rollouts, keep, totals, self._compare, key), keep, rollouts, scores)
+
+    def _compare(self, rewards: Tensor, key: Tensor) -> Tensor:
+        if len(rewards) == 1:
+            return torch.zeros_like(rewards)
+        upper = torch.zeros(len(rewards), dtype=torch.bool)
+        upper[key.argsort(stable=True)[len(rewards) // 2 :]] = True
+        disfavoured = upper if self.by == "length" else ~upper
+        high, low = rewards[upper].mean(), rewards[~upper].mean()
+        own, other = torch.where(upper, high, low), torch.where(upper, low, high)
+        mine = rewards * torch.where(disfavoured, self.favour, 1.0)
+        theirs = other * torch.where(disfavoured, 1.0, self.favour)
+        return self.cross * (mine - theirs) + (1 - self.cross) * (rewards - own)
+
+
+@dataclass(frozen=True)
+class Strata(Compared):
+    """A = inside z of the stratum + (1 - inside) z of the group, z = (r - mean) / (deviation + eps) (Stratified GRPO).
+
+    Stratified GRPO, arXiv:2510.06214, from summaries: samples are compared with those that made the same number of tool calls. A
+    stratum is the number of places where `pattern` matches what the policy wrote, in all turns of an episode. The paper's value
+    of `inside` was not found, 0.8 is ours; at 1 a sample that is alone in its stratum always gets 0.
+    """
+
+    pattern: str = "<tool_call>"
+    """A regular expression."""
+    inside: Share = 0.8
+    """Weight of the comparison within the stratum."""
+    eps: NonNegative = 1e-8
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_pattern(self.pattern, "Strata.pattern")
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        counts = [sum(len(re.findall(self.pattern, text)) for text in texts(sample)) for _, sample in rollouts.samples()]
+        return to_credit(by_group(rollouts, keep, totals, self._blend, torch.tensor(counts)), keep, rollouts, scores)
+
+    def _blend(self, rewards: Tensor, stratum: Tensor) -> Tensor:
+        inside = torch.zeros_like(rewards)
+        for one in set(map(int, stratum)):
+            inside[stratum == one] = standardize(rewards[stratum == one], 1, self.eps)
+        return self.inside * inside + (1 - self.inside) * standardize(rewards, 1, self.eps)
+
+
+def texts(sample: Sample) -> list[str]:
+    """The texts that the policy wrote: each turn of an episode, else the completion."""
+    return [turn.text for turn in sample.turns] or [sample.text or ""]
+
+
+def check_pattern(pattern: str, name: str) -> None:
+    """Raise ValueError where the regular expression of a setting cannot be read."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{name} is {pattern!r}, no regular expression ({error}): mend it or escape it") from error

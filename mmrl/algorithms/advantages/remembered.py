@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.on_top import OnTop
+from mmrl.algorithms.advantages.group import OnTop
 from mmrl.algorithms.notes import Tracked, begin
 from mmrl.algorithms.statistics import Compared, by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks

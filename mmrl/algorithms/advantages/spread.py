@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.on_top import OnTop
+from mmrl.algorithms.advantages.group import OnTop
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.statistics import (
     Compared,

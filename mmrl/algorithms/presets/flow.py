@@ -8,20 +8,29 @@ so with latents of a few hundred elements take 1e-3 to 1e-2, or nearly everythin
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.decoupled import Decoupled, PerModality
-from mmrl.algorithms.advantages.flow import StepRewards
+from mmrl.algorithms.advantages.experts import Demonstrated
+from mmrl.algorithms.advantages.flow import BestAgainstWorst, BestWorst, StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
-from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm
-from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
+from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm, RewardGradient
+from mmrl.algorithms.objectives.forward import (
+    AdvantageMatching,
+    CenteredReward,
+    DenoisingPreference,
+    GroupPreference,
+    Matching,
+    NegativeAware,
+)
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.planners.flow import SampleFrom
+from mmrl.algorithms.planners.flow import SampleFrom, Scouts
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.algorithms.weights.noise import EqualGradient, InverseStep, NoiseLevel
-from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
+from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Surrogate, Tree, Window
 from mmrl.flow.sigmas import LinearShift
+from mmrl.flow.surrogate import SurrogatePath
 from mmrl.flow.times import TimeSampler
 
 flow_grpo = Algorithm(
@@ -309,4 +318,119 @@ One update per step; ratios are those of the policy with itself. Advantages are 
 ema follows with RampDecay(most=0.3). Rollouts take SA-Solver's predictor only, without its corrector and the code's changed
 first and last sigmas. The paper's plain matching loss is weighting = "uniform"; the code's variant that adds times up before
 the ratio is combine = "sum_first". Nothing else is left out.
+"""
+
+
+refl = replace(
+    flow_grpo,
+    objective=((1.0, RewardGradient()),),
+    advantage=Demonstrated(unscored=False),
+    schedule=Surrogate(num_steps=25, path=SurrogatePath("refl", steps=1, tail=0.44)),
+    group_size=1,
+    minibatches=1,
+)
+"""The picture that one late step points at is decoded, and the gradient of its reward trains that step.
+
+ReFL, ImageReward: Learning and Evaluating Human Preferences, arXiv:2304.05977, for flows as FlowBP's code has it (93b220a).
+One random step of the last 11 of 25; the reward is that of the predicted picture, not of the finished one. One update per step;
+it has no ratio. Rewards must have a gradient (`of_pixels`), and at least one more should be watched. Not implemented: the
+paper's pre-training loss on data, which a stage of the kind sft before or after does, and its map of scores before the hinge.
+"""
+
+draft_k = replace(refl, schedule=Surrogate(num_steps=25, path=SurrogatePath("draft", steps=1)))
+"""The last steps are one chain into the reward: its gradient passes the decoder and these steps, and stops there.
+
+DRaFT, Directly Fine-Tuning Diffusion Models on Differentiable Rewards, arXiv:2309.17400 (code: UniRL 2b72035 at eta 0).
+schedule.path.steps is K, here 1; K = num_steps is full backpropagation, and memory grows with K. One update per step; it has no
+ratio. Rewards must have a gradient (`of_pixels`), and at least one more should be watched. Not implemented: DRaFT-LV, which
+averages over noised copies of the end.
+"""
+
+flow_bp = replace(
+    refl, objective=((1.0, RewardGradient(top=0.55)),), schedule=Surrogate(path=SurrogatePath("sparse", rescale=0.5))
+)
+"""A few steps of the whole path carry the reward's gradient, each evaluated again where the sample passed: memory of those alone.
+
+FlowBP, arXiv:2606.11075 (code 93b220a), its Sparse. top is for HPSv2: set it for your reward, or to none.
+path.kind = "bridge" with steps = 5, bias = 4, rescale = 0 and alpha = 0.5 is its Bridge. With all steps active it is not full
+backpropagation, since inputs carry nothing. Guidance is the policy's, with a gradient through both halves, where the code
+detaches the unconditional one; cached latents stay in float32, where the code rounds them to half. One update per step; it has no
+ratio. Not implemented: the Lagrange variant (LeapAlign), DRTune; that step j is always among a bridge's active ones is ours.
+"""
+
+
+crd = replace(
+    diffusion_nft,
+    objective=((1.0, CenteredReward()), (0.1, FlowKL(form="velocity_mse", guidance=4.5, bad_share=1e-3))),
+    schedule=Forward(solver="ode", times=TimeSampler("uniform", count=20, reach=0.99, shared=True)),
+    ema_decay=RampDecay(first=0.25, slope=0.005, most=0.999),
+    minibatches=2,
+)
+"""What the change of its error says a sample is worth, centred in the group, is fitted to what its reward says.
+
+CRD, Diffusion Reinforcement Learning via Centered Reward Distillation, arXiv:2603.14128, in Flow-Factory's port.
+Samples and policy are without guidance (policy.guidance = 1), the reference that holds them has 4.5. 2 updates per step. The
+centre is that of a prompt at one time, where the port takes whatever a micro-batch holds at unlike times; that times are uniform
+is ours. One averaged copy is both the old policy and the sampler, which has a decay of its own there (0 up to update 75, then
+0.0075 more each). Not implemented: the hard, softmax and bce variants, of which the first never looks at bad samples.
+"""
+
+dgpo = replace(
+    diffusion_nft,
+    objective=((1.0, GroupPreference(beta=100.0, clip=1e-2)), (0.02, FlowKL(form="velocity_mse", guidance=4.5))),
+    advantage=GroupNorm(ddof=0, eps=1e-4),
+    schedule=Forward(num_steps=10, solver="dpm2", times=TimeSampler("discrete", count=4, reach=0.7, shared=True)),
+    ema_decay=RampDecay(most=0.3),
+    group_size=16,
+)
+"""The samples of a prompt are preferred by their advantages, all at once: DPO of a whole group, with samples of any solver.
+
+DGPO, Reinforcing Diffusion Models by Direct Group Preference Optimization, arXiv:2510.08425.
+One update per step; it has no ratio of densities. beta is the brake: 10 for PickScore, with 0.001 of KL; groups of 24 are better.
+Both are for latents of 10^4 to 10^5 elements: errors are means over them, so with a few hundred take beta 5 and a clip of 0.2.
+Samples and policy are without guidance (policy.guidance = 1) and the reference of the KL has 4.5, the code's second mode.
+The averaged copy samples from the start, where the code lets it after 200 to 500 updates. objective.0.ref = "ema" is TDM-R1's
+dynamic reference (beta 2000, clip 1e-5). Not implemented: the first mode, whose rollouts are guided while training is not.
+"""
+
+flow_sft = replace(
+    diffusion_nft,
+    objective=((1.0, Matching()),),
+    advantage=BestWorst(worst=False),
+    planner=flow_grpo.planner,
+    schedule=Forward(num_steps=40, solver="ode", times=TimeSampler("logit_normal", count=1)),
+    ema_decay=None,
+)
+"""Rejection fine-tuning: the policy is taught the best sample of every group, by flow matching at one noised time.
+
+Online SFT as Flow-GRPO's authors compare it (arXiv:2505.05470, code ac4c86e) and UniRL has it (4154868).
+All that share the maximum are best, so a group of equal rewards teaches all its samples. The mean is over all rows: the best of G
+weighs 1 / G, and a learning rate does not carry over from supervised runs. Samples are drawn with policy.guidance and taught
+without (objective.0.guidance). Nothing holds the policy near the reference. One update per step; it has no ratio.
+Not implemented: the code's shift of times by the model's own.
+"""
+
+flow_dpo = replace(
+    flow_sft,
+    objective=((1.0, DenoisingPreference(beta=100.0)),),
+    advantage=BestAgainstWorst(),
+    schedule=Forward(num_steps=40, solver="ode", times=TimeSampler("logit_normal", count=1, shared=True)),
+)
+"""Diffusion-DPO online: the best sample of every group is preferred to the worst, at one noise and one time for both.
+
+Diffusion Model Alignment Using Direct Preference Optimization, arXiv:2311.12908, on samples of the policy as Flow-GRPO's authors
+compare it (arXiv:2505.05470, code ac4c86e: beta 100, 24 samples of 40 steps without noise, one pair per group).
+Flow-Factory has beta 2000; latents of a few hundred elements take a tenth. A group of equal rewards has no pair and is left out;
+the codes pair a sample with itself, or the first two. Samples are drawn with policy.guidance and compared without
+(objective.0.guidance). One update per step; it has no ratio. The reference is that of the run's beginning. Nothing is left out.
+Pairs of your own are a stage, `kind = "dpo"`.
+"""
+
+sol_rl = replace(diffusion_nft, planner=Scouts(), schedule=Forward(times=TimeSampler("discrete", count=6, reach=0.6)))
+"""DiffusionNFT on the best and the worst of many scouts, which are samples of few steps whose seeds are then drawn in full.
+
+Sol-RL, arXiv:2604.06916 (selection as in UniRL 3a3f885, where 8 and 8 of 128 are kept).
+Of 4 * 24 scouts of 6 steps the seeds of the best 12 and the worst 12 are drawn again in 10 and scored again; nothing of a scout's
+reward is used but its rank. One update per step; it has no ratio. No guidance (policy.guidance = 1). That there are 6 times, one
+of every step of the first 60 %, is ours. Not implemented: scouts in cheap precision.
 """

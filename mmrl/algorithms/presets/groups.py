@@ -5,9 +5,7 @@ from dataclasses import replace
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, SemanticEntropy
 from mmrl.algorithms.advantages.bundles import Bundles
 from mmrl.algorithms.advantages.decoupled import Decoupled
-from mmrl.algorithms.advantages.group import PassK, VirtualBest
-from mmrl.algorithms.advantages.on_top import Bold
-from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
+from mmrl.algorithms.advantages.group import Bold, Halves, PassK, Strata, VirtualBest
 from mmrl.algorithms.advantages.spread import Asymmetric, BetaNorm, WhereLengthPays
 from mmrl.algorithms.objectives.penalties import LooserWhereGood, ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip, Reinforce

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.experts import ExpertWhereFew
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.objectives.mixed import WithImitation, WithRefinements
-from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.objectives.surrogates import Clip, WithImitation, WithRefinements
 from mmrl.algorithms.planners.helped import Refinements, WithExpert
-from mmrl.algorithms.planners.hints import BesideHint, HintLadder, Scaffold
-from mmrl.algorithms.planners.self_hints import KeptHints, SelfHints
+from mmrl.algorithms.planners.hints import BesideHint, HintLadder, KeptHints, Scaffold, SelfHints
 from mmrl.algorithms.presets.baselines import CENTRED, CLIPPED, grpo
 from mmrl.algorithms.weights.aggregate import FixedLength
 

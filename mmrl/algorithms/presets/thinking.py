@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import BySign
 from mmrl.algorithms.advantages.thinking import AboveReference, BudgetRelative, WithinBudgets
-from mmrl.algorithms.objectives.mixed import EvenStart
 from mmrl.algorithms.objectives.penalties import ReferenceKL
-from mmrl.algorithms.objectives.surrogates import Clip, Dro
+from mmrl.algorithms.objectives.surrogates import Clip, Dro, EvenStart
 from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot
 from mmrl.algorithms.presets.baselines import CENTRED, CLIPPED, grpo
 from mmrl.algorithms.shaping.thinking import BudgetReward, LengthBudget, ModePays, ShorterIsBetter

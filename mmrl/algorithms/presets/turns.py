@@ -5,9 +5,9 @@ from dataclasses import replace
 from mmrl.algorithms.advantages.segments import HGPO, GiGPO
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.planners.branches import BranchWhereUnsure
 from mmrl.algorithms.planners.hints import AskedHalves
 from mmrl.algorithms.planners.replay import ReplaySuccess
+from mmrl.algorithms.planners.segments import BranchWhereUnsure
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo
 from mmrl.algorithms.shaping.turns import SeldomTools, WhereToolsHelp
 from mmrl.algorithms.weights.aggregate import TokenMean

@@ -15,7 +15,7 @@ from mmrl.algorithms.presets.baselines import grpo
 from mmrl.algorithms.presets.clipping import dapo
 from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
 from mmrl.algorithms.weights.aggregate import TokenMean
-from mmrl.algorithms.weights.divergence import GroupDivergence
+from mmrl.algorithms.weights.importance import GroupDivergence
 
 tw_grpo = replace(grpo, objective=((1.0, Clip(high=0.28)),), aggregation=TokenMean(), importance=(GroupDivergence(),))
 """Tokens weigh more where a group's samples part ways; for rewards that give part of the points.

@@ -1,18 +1,30 @@
-"""How much an action's credit counts, by what the policy, or its teacher, knew. `importance` slot of an Algorithm."""
+"""How much an action's credit counts: by what the policy or its teacher knew, by attention, by the group's other samples."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.views import SEEN
 from mmrl.algorithms.weights.aggregate import PlainWeight
 from mmrl.core.hooks import PartHooks
-from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, TAUGHT
+from mmrl.core.readings import (
+    ATTENTION_DISTANCE,
+    ATTENTION_INFLUENCE,
+    GROUP_DIVERGENCE,
+    MEAN_REWARD,
+    OLD_ENTROPY,
+    OLD_LOGPROBS,
+    REWARD,
+    ROLLOUT_LOGPROBS,
+    TAUGHT,
+)
 from mmrl.core.types import Batch, Counts, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare
+from mmrl.runtime.ranges import Count, Factor, NonNegative, Number, Positive, PositiveShare, Share
 from mmrl.runtime.tensors import masked_mean
 
 
@@ -143,3 +155,166 @@ class SureTeacher(PartHooks):
         entropy, theirs = (counts.pooled.get(reading, batch.frozen[reading][mask]) for reading in self.reads)
         mean = (-self.beta * entropy[theirs > 0]).exp().mean()
         return torch.where(taught, weight / mean, 1.0).to(batch.advantages.dtype)
+
+
+@dataclass(frozen=True)
+class GroupDivergence(PlainWeight):
+    """w_t = 1 + (alpha - 1) (D_t - min D) / (max D - min D), D_t = how far a group's distributions differ there (TW-GRPO).
+
+    arXiv:2505.24718. D_t = mean_g sum_v exp(d) - d - 1, d = clamp(mean over the group of log p - log p, 11), the same for all
+    rows of a group; rows that have ended count as uniform. At the first token all rows have the same distribution, so min D is 0.
+    The code of the paper takes the current weights and lets a gradient through the weight; here it is the weights that sampled,
+    so in later passes the values are stale.
+    """
+
+    alpha: NonNegative = 1.7
+    """Weight where the group disagrees most; 1 = uniform. The paper's script has 1.7, its code 1.4."""
+
+    reads, scope = (GROUP_DIVERGENCE,), "group"
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        divergence = batch.frozen[GROUP_DIVERGENCE].to(batch.advantages.dtype)
+        least, most = divergence.amin(dim=1, keepdim=True), divergence.amax(dim=1, keepdim=True)
+        return 1 + (self.alpha - 1) * (divergence - least) / (most - least + 1e-8)
+
+
+ROUNDING = 1e-6
+"""A reward this near to its group's mean is neither right nor wrong."""
+
+
+@dataclass(frozen=True)
+class ConflictTokens(PlainWeight):
+    """w / max(1, number of shared tokens), w at those 0 in wrong answers and `boost` in right ones, 1 at the others (GTPO).
+
+    GTPO, arXiv:2508.03772. An answer is right if its reward is above its group's mean and wrong below, whatever else its
+    advantage is made of. A token is shared if some answer of the other kind in the group has the same token at the same position,
+    counted from the beginning without a gap, or likewise from the end; where both counts reach it, weights are multiplied. Only
+    the rows of the minibatch are compared. In the authors' code a mask that was not flipped miscounts such tokens; here the
+    tokens counted are the tokens weighted.
+    """
+
+    boost: NonNegative = 2.0
+    """Weight of shared tokens in right answers."""
+
+    reads, scope = (REWARD, MEAN_REWARD), "group"
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        """Raises ValueError when samples have no tokens (pictures)."""
+        weights = torch.ones_like(batch.advantages)
+        mask, ids = batch.rollouts.action_mask, batch.rollouts.group_ids
+        lead = (batch.frozen[REWARD] - batch.frozen[MEAN_REWARD])[:, 0].nan_to_num()
+        sign = torch.where(lead.abs() > ROUNDING, lead.sign(), 0.0)
+        tokens = [self._tokens(sample.token_ids, group.prompt.id) for group, sample in batch.rollouts.samples()]
+        for i, own in enumerate(tokens):
+            if sign[i] == 0:
+                continue
+            others = [tokens[j] for j in range(len(tokens)) if ids[j] == ids[i] and sign[j] == -sign[i]]
+            factor = self.boost if sign[i] > 0 else 0.0
+            start, end = shared(own, others), shared(own[::-1], [other[::-1] for other in others])
+            weights[i, :start] *= factor
+            weights[i, max(0, len(own) - end) : len(own)] *= factor
+            weights[i] /= max(1, min(start + end, len(own)))
+        return weights * mask
+
+    def _tokens(self, token_ids: Sequence[int] | None, prompt: str) -> Sequence[int]:
+        if token_ids is None:
+            raise ValueError(f"ConflictTokens compares tokens, and the samples of prompt {prompt!r} have none: it is for text")
+        return token_ids
+
+
+def shared(own: Sequence[int], others: Sequence[Sequence[int]]) -> int:
+    """How many tokens from the beginning, without a gap, also occur at the same position in one of the other rows."""
+    for place, token in enumerate(own):
+        if not any(place < len(other) and other[place] == token for other in others):
+            return place
+    return len(own)
+
+
+Kind = Literal["local", "global", "coupled"]
+
+
+def steps_of(values: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
+    """|x_t - x_(t+1)|; 0 for the last."""
+    return torch.cat([(values[:-1] - values[1:]).abs(), values.new_zeros(1)])
+
+
+def largest(values: Float[Tensor, " t"], share: float) -> Bool[Tensor, " t"]:
+    """True at the ceil(share t) largest values; ties go to the first."""
+    chosen = torch.zeros(len(values), dtype=torch.bool, device=values.device)
+    chosen[values.argsort(descending=True, stable=True)[: math.ceil(share * len(values))]] = True
+    return chosen
+
+
+def median(values: Float[Tensor, " t"]) -> Tensor:
+    """The middle value, the mean of two where their number is even."""
+    return values.quantile(0.5)
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """How far back every token looks, and how much later tokens look at it."""
+
+    distance: Float[Tensor, " t"]
+    influence: Float[Tensor, " t"]
+
+    def factors(self, kind: Kind, share: float = 0.4, amplify: float = 1.5, back: int = 2, moved: float = 0.5) -> Tensor:
+        """1 + (amplify - 1) at chosen tokens.
+
+        local: the share of tokens where the distance changes most; global: those of the largest influence; coupled: global, but
+        an anchor that looks near and follows a jump of the distance within `back` tokens hands `moved` of its gain to the token
+        of that jump, once for each such token. Thresholds of near and jump are medians (ours).
+        """
+        # as exact as what it is given: a number times a mask would be of float32
+        steps, gain = steps_of(self.distance), torch.full_like(self.distance, amplify - 1)
+        if kind == "local":
+            return 1 + gain * largest(steps, share)
+        anchors = largest(self.influence, share)
+        if kind == "global":
+            return 1 + gain * anchors
+        led = self.leaders(anchors, back)
+        dominated, leading = torch.zeros_like(anchors), torch.zeros_like(anchors)
+        dominated[list(led)], leading[list(led.values())] = True, True
+        return 1 + gain * (anchors & ~dominated) + gain * (1 - moved) * dominated + gain * moved * leading
+
+    def leaders(self, anchors: Bool[Tensor, " t"], back: int) -> dict[int, int]:
+        """Anchor -> the token before it whose jump it follows."""
+        steps = steps_of(self.distance)
+        near, jump = median(self.distance), median(steps)
+        led: dict[int, int] = {}
+        for t in map(int, anchors.nonzero()[:, 0]):
+            before = steps[max(0, t - back) : t]
+            if len(before) and self.distance[t] <= near and before.max() >= jump:
+                led[t] = max(0, t - back) + int(before.argmax())
+        return led
+
+
+@dataclass(frozen=True)
+class AttentionRhythm(PlainWeight):
+    """`amplify` where A >= 0 and a token plans or anchors, 1 elsewhere; coupled: anchors hand a part to the token they follow.
+
+    Attention Illuminates LLM Reasoning, arXiv:2510.13554. Costs a forward in which a few layers compute their attention twice, of
+    (completion x completion) floats per head. Windows are the paper's (10 back, 10 to 50 ahead); which heads are local, the
+    thresholds (medians) and the part that is handed on are ours. Looks at the prompt and at pictures are left out.
+    """
+
+    kind: Kind = "coupled"
+    """local: where the distance of looks jumps. global: what later tokens look at. coupled: both, tied together."""
+    share: Share = 0.4
+    """Share of a completion's tokens that are chosen."""
+    amplify: Factor = 1.5
+    """The factor of a chosen token."""
+    back: Count = 2
+    """coupled: tokens before an anchor in which a jump may lead to it."""
+    moved: Share = 0.5
+    """coupled: the part of an anchor's gain that goes to that jump."""
+
+    reads = (ATTENTION_DISTANCE, ATTENTION_INFLUENCE)
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        weights = torch.ones_like(batch.advantages)
+        for i, mask in enumerate(batch.rollouts.action_mask):
+            length = int(mask.nonzero()[-1]) + 1 if bool(mask.any()) else 0
+            if length > 1:
+                rhythm = Rhythm(*(batch.frozen[reading][i, :length] for reading in self.reads))
+                weights[i, :length] = rhythm.factors(self.kind, self.share, self.amplify, self.back, self.moved).to(weights)
+        return torch.where(batch.advantages >= 0, weights, 1.0)

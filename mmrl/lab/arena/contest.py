@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RewardGradient
-from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference, GroupPreference
+from mmrl.algorithms.objectives.forward import DenoisingPreference, GroupPreference
 from mmrl.algorithms.pixels import with_rewards
 from mmrl.app.config.algorithm import assemble, presets
 from mmrl.app.config.plug_ins import read_plug_ins

@@ -6,7 +6,7 @@ import pytest
 
 from mmrl.algorithms.advantages.experts import Demonstrated
 from mmrl.algorithms.miners import BestAndWorst
-from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference
+from mmrl.algorithms.objectives.forward import DenoisingPreference
 from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
 from mmrl.algorithms.planners.taught import Taught
 from mmrl.app.config import run as configs

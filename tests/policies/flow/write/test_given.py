@@ -12,8 +12,7 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.kinds import KINDS
-from mmrl.algorithms.objectives.forward import Error, Matching
-from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference
+from mmrl.algorithms.objectives.forward import DenoisingPreference, Error, Matching
 from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
 from mmrl.core.types import Batch, Prompt, Request, Rollouts
 from mmrl.flow.plan import RolloutPlan, evaluation_plan

@@ -9,9 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.algorithms.planners.replay import ReplayGroups
+from mmrl.algorithms.planners.replay import ReplayGroups, RowBuffer, rows_to_keep
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.replay import RowBuffer, rows_to_keep
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.episodes import Limits
 from mmrl.core.ranks import Ranks
