@@ -6,12 +6,12 @@ from mmrl.algorithms.algorithm import Algorithm as Algorithm
 from mmrl.answers.boxes.box import Box as Box
 from mmrl.answers.needs import Need as Need
 from mmrl.answers.spans.interval import Interval as Interval
-from mmrl.app.api.evaluate import Evaluation as Evaluation
-from mmrl.app.api.evaluate import evaluate as evaluate
+from mmrl.app.api.fit import Evaluation as Evaluation
 from mmrl.app.api.fit import Run as Run
+from mmrl.app.api.fit import evaluate as evaluate
 from mmrl.app.api.fit import fit as fit
-from mmrl.app.api.load import load_data as load_data
-from mmrl.app.api.load import load_reward as load_reward
+from mmrl.app.api.fit import load_data as load_data
+from mmrl.app.api.fit import load_reward as load_reward
 from mmrl.app.plugins.resolve import load_environment as load_environment
 from mmrl.app.plugins.suites import find_suite as find_suite
 from mmrl.app.reward_model.scorer import load_judge as load_judge
