@@ -168,42 +168,43 @@ class TextPolicyConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.engine is not None and self.engine.sync == "lora" and self.lora is None:
-            raise ValueError(
-                'policy.engine.sync is "lora", and all weights train, for there is no [policy.lora]: set it to "auto" or "file"'
-            )
-        if self.engine is not None and self.variant is not None:
-            raise ValueError(
-                f"policy.variant is {self.variant!r}, and [policy.engine] reads the plain weights of a model: save those of the "
-                "variant to a folder of their own, and name that"
-            )
-        refuse_decode(self)
-        refuse_context(self)
         check_teachers([one.name for one in self.teachers], any(one.adapter for one in self.teachers), self.lora)
-        shared = [one.name for one in self.teachers if self.engine is not None and {*one.url} & {*self.engine.url}]
-        if shared:
-            raise ValueError(
-                f"policy.teachers {shared[0]!r} is at a server of policy.engine, which gets the policy's weights: start another"
-            )
         refuse_computed_twice(self.compile, self.gradient_checkpointing)
-        refuse_quantized(self)
-        refuse_scores(self)
-        if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):
-            raise ValueError(
-                f"policy.prefix is 'packed', and policy.attn_implementation {self.attn_implementation!r} cannot read them: "
-                "set policy.prefix = 'repeated', or leave policy.attn_implementation out"
-            )
-
-
-def refuse_decode(policy: TextPolicyConfig) -> None:
-    """Raise ValueError for a way to write tokens that is not there."""
-    if policy.decode == "captured":
-        raise ValueError(
+        refuse_idle(self.weights, self.quantized, QuantizedSettings(), self.lora)
+        refuse_context(self)
+        sync, urls = ("auto", set[str]()) if self.engine is None else (self.engine.sync, {*self.engine.url})
+        served = next((one.name for one in self.teachers if urls & {*one.url}), None)
+        odd = next((axis for axis in self.scores if not axis or "," in axis or self.scores.count(axis) > 1), None)
+        reasons = {
+            'policy.engine.sync is "lora", and all weights train, for there is no [policy.lora]: set it to "auto" or "file"': (
+                sync == "lora" and self.lora is None
+            ),
+            f"policy.variant is {self.variant!r}, and [policy.engine] reads the plain weights of a model: save those of the "
+            "variant to a folder of their own, and name that": self.engine is not None and self.variant is not None,
             "policy.decode is 'captured', and no GPU has run it yet, so that nobody knows if a replayed graph writes the same: "
-            "set policy.decode = 'shared' and policy.compile = true, whose step is the graph that would be captured"
-        )
-    if policy.decode == "shared" and (reason := unshared(policy)) is not None:
-        raise ValueError(f"policy.decode is 'shared', and {reason}: change that, or set policy.decode = 'plain'")
+            "set policy.decode = 'shared' and policy.compile = true, whose step is the graph that would be captured": (
+                self.decode == "captured"
+            ),
+            f"policy.decode is 'shared', and {unshared(self)}: change that, or set policy.decode = 'plain'": (
+                self.decode == "shared" and unshared(self) is not None
+            ),
+            f"policy.teachers {served!r} is at a server of policy.engine, which gets the policy's weights: start another": (
+                served is not None
+            ),
+            f'policy.engine.sync is "{sync}", which sends all weights, and policy.weights is "nf4", whose codes a server cannot '
+            'read: set policy.engine.sync = "lora", so that adapters are sent': (
+                self.weights != "float" and sync not in ("auto", "lora")
+            ),
+            f"policy.scores holds {odd!r}: name every axis once, without commas": odd is not None,
+            "policy.scores puts a head on the model that servers do not have: leave [policy.engine] out": (
+                bool(self.scores) and self.engine is not None
+            ),
+            f"policy.prefix is 'packed', and policy.attn_implementation {self.attn_implementation!r} cannot read them: set "
+            "policy.prefix = 'repeated', or leave policy.attn_implementation out": (
+                self.prefix == "packed" and self.attn_implementation not in (None, "sdpa")
+            ),
+        }
+        refuse_where("", reasons)
 
 
 def unshared(policy: TextPolicyConfig) -> str | None:
@@ -239,22 +240,3 @@ def refuse_rest(context: int, processes: int) -> None:
             f"policy.context is {context}, and the processes of the run are {processes}: start a multiple of {context} (torchrun "
             f"--nproc_per_node {context}, or `mmrl launch` with cluster.trainers = {context}), or leave policy.context out"
         )
-
-
-def refuse_quantized(policy: TextPolicyConfig) -> None:
-    """Raise ValueError for 4 bits with settings that have no use for them."""
-    refuse_idle(policy.weights, policy.quantized, QuantizedSettings(), policy.lora)
-    if policy.weights != "float" and policy.engine is not None and policy.engine.sync not in ("auto", "lora"):
-        raise ValueError(
-            f'policy.engine.sync is "{policy.engine.sync}", which sends all weights, and policy.weights is "nf4", whose codes a '
-            'server cannot read: set policy.engine.sync = "lora", so that adapters are sent'
-        )
-
-
-def refuse_scores(policy: TextPolicyConfig) -> None:
-    """Raise ValueError for axes that are named twice or not at all, or that a server would not score."""
-    odd = [axis for axis in policy.scores if not axis or "," in axis or policy.scores.count(axis) > 1]
-    if odd:
-        raise ValueError(f"policy.scores holds {odd[0]!r}: name every axis once, without commas")
-    if policy.scores and policy.engine is not None:
-        raise ValueError("policy.scores puts a head on the model that servers do not have: leave [policy.engine] out")
