@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mmrl.core.types import Target
 from mmrl.policies.text.net import NEVER, TextNet
@@ -171,19 +170,10 @@ class ComparedRows(RowEvaluation):
     def token_quantities(self) -> tuple[str, ...]:
         return (*super().token_quantities, *(name for name in self.quantities if name in COMPARED))
 
-    def evaluate(
-        self, net: TextNet, hidden: Float[Tensor, "m d"], tokens: Int[Tensor, " m"], temperature: Float[Tensor, " m"]
-    ) -> Float[Tensor, "q m"]:
-        plain, other = super().token_quantities, self.other
-        assert other is not None
-        compared = self.token_quantities[len(plain) :]
-
-        def some(hidden: Tensor, tokens: Tensor, temperature: Tensor, places: Tensor) -> Tensor:
-            logits = net.logits(hidden, temperature)
-            rows = [*token_values(logits, tokens, plain)] if plain else []
-            return torch.stack([*rows, *other.compare(compared, logits, places, temperature)])
-
-        pieces = [x.split(self.chunk) for x in (hidden, tokens, temperature, torch.arange(len(tokens), device=hidden.device))]
-        if len(tokens) <= self.chunk:
-            return some(*(piece[0] for piece in pieces))
-        return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in zip(*pieces, strict=True)], dim=1)
+    def values(
+        self, logits: Float[Tensor, "k v"], tokens: Int[Tensor, " k"], temperature: Float[Tensor, " k"], places: Int[Tensor, " k"]
+    ) -> Float[Tensor, "q k"]:
+        plain = super().token_quantities
+        assert self.other is not None
+        rows = [*token_values(logits, tokens, plain)] if plain else []
+        return torch.stack([*rows, *self.other.compare(self.token_quantities[len(plain) :], logits, places, temperature)])

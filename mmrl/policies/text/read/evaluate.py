@@ -136,13 +136,19 @@ class RowEvaluation:
     ) -> Float[Tensor, "q m"]:
         """The quantities of m tokens, chunk by chunk; of several chunks, the backward pass computes the logits again."""
 
-        def some(hidden: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
-            return token_values(net.logits(hidden, temperature), tokens, self.token_quantities)
+        def some(hidden: Tensor, tokens: Tensor, temperature: Tensor, places: Tensor) -> Tensor:
+            return self.values(net.logits(hidden, temperature), tokens, temperature, places)
 
+        pieces = [x.split(self.chunk) for x in (hidden, tokens, temperature, torch.arange(len(tokens), device=hidden.device))]
         if len(tokens) <= self.chunk:
-            return some(hidden, tokens, temperature)
-        pieces = zip(hidden.split(self.chunk), tokens.split(self.chunk), temperature.split(self.chunk), strict=True)
-        return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in pieces], dim=1)
+            return some(*(piece[0] for piece in pieces))
+        return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in zip(*pieces, strict=True)], dim=1)
+
+    def values(
+        self, logits: Float[Tensor, "k v"], tokens: Int[Tensor, " k"], temperature: Float[Tensor, " k"], places: Int[Tensor, " k"]
+    ) -> Float[Tensor, "q k"]:
+        """The quantities of some of the tokens; `places`: theirs among all."""
+        return token_values(logits, tokens, self.token_quantities)
 
 
 def evaluation_of(
@@ -227,13 +233,9 @@ def turns_of(work: RowEvaluation, host: TextHost) -> RowEvaluation | InTurn:
     busy = len(work.chosen) > 0
     asked = host.ranks.gather(busy)
     leaders = tuple(number for number in range(team.size) if any(asked[number :: team.size]))
-    return InTurn(work, idle_of(work, host), busy, leaders or (0,))
-
-
-def idle_of(work: RowEvaluation, host: TextHost) -> RowEvaluation:
-    """The same work on a trace of nothing."""
     trace, mask = trace_of_nothing(host, packed=True)
-    return replace(work, **vars(evaluation_of(host.net, trace, trace.prompts, mask, work.quantities, host.config.logit_chunk)))
+    nothing = evaluation_of(host.net, trace, trace.prompts, mask, work.quantities, host.config.logit_chunk)
+    return InTurn(work, replace(work, **vars(nothing)), busy, leaders or (0,))
 
 
 def trace_of_nothing(host: TextHost, packed: bool) -> tuple[TextTrace, Bool[Tensor, "1 1"]]:
