@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -40,9 +40,6 @@ class Recording:
     layers: tuple[int, ...]
     first: int
     maps: list[Float[Tensor, "n h t t"]] = field(default_factory=list[Tensor])
-
-
-CURRENT: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
 @dataclass(frozen=True)
@@ -122,16 +119,15 @@ def record(model: Pretrained, layers: tuple[int, ...], first: int) -> Iterator[R
     from transformers.masking_utils import sdpa_mask
 
     usual, recording = model.config.get_text_config()._attn_implementation, Recording(layers, first)
-    install(model, NAME, attend, sdpa_mask)
-    token = CURRENT.set(recording)
+    install(model, NAME, partial(attend, recording), sdpa_mask)
     try:
         yield recording
     finally:
-        CURRENT.reset(token)
         set_attention(model, usual)
 
 
 def attend(
+    recording: Recording,
     module: nn.Module,
     query: Float[Tensor, "n h q d"],
     key: Float[Tensor, "n g k d"],
@@ -144,8 +140,7 @@ def attend(
     """Transformers' SDPA; a chosen layer's weights of the last positions to each other are noted, in float32."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    recording = CURRENT.get()
-    if recording is not None and getattr(module, "layer_idx", None) in recording.layers:
+    if getattr(module, "layer_idx", None) in recording.layers:
         recording.maps.append(weights_from(recording.first, query, key, attention_mask, scaling))
     usual = cast(Any, ALL_ATTENTION_FUNCTIONS["sdpa"])
     return usual(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
