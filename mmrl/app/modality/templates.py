@@ -28,14 +28,13 @@ def text_template(policy: "TextPolicy", evaluation: EvaluationTable) -> dict[str
     """The facts of a model that writes: `prefix + question + suffix` after `system`, and what `generate` is given."""
     config, sampling = policy.config, answers_with(policy, evaluation)
     prefix, suffix = policy.encode.template.split(QUESTION, 1)
-    space = policy.family.box_space if config.box_space == "auto" else config.box_space
     return {
         "template": template_name(config.answer_format),
         "system": config.system_prompt,
         "prefix": prefix,
         "suffix": suffix,
         "chat_template_sha256": hashlib.sha256(str(policy.processor.chat_template).encode()).hexdigest(),
-        "box_space": space,
+        "box_space": policy.encode.box_space,
         "min_pixels": config.min_pixels,
         "max_pixels": config.max_pixels,
         "video": asdict(config.video),

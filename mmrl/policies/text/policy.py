@@ -112,11 +112,6 @@ class TextPolicy(PolicyHooks):
         return frozenset(self.weights.shadows)
 
     @property
-    def box_space(self) -> str:
-        """How the model writes boxes, a word of policy.box_space; ValueError where neither makers nor config say."""
-        return box_space_of(self.config, self.family)
-
-    @property
     def exact_sampler(self) -> bool:
         return self.generator.exact and self.config.quantized.kernels == "equal"
 
@@ -330,17 +325,6 @@ def at_temperature(sampling: Sampling, rows: Sequence[CompletionRow]) -> Samplin
     tempering = rows[0].request.tempering
     sampling = sampling if tempering.temperature is None else replace(sampling, temperature=tempering.temperature)
     return sampling if tempering.rule is None else HotSampling(**vars(sampling), rule=tempering.rule)
-
-
-def box_space_of(config: TextPolicyConfig, family: Family) -> str:
-    """How a model writes boxes; ValueError where neither its makers nor the config say."""
-    space = family.box_space if config.box_space == "auto" else config.box_space
-    if space is None:
-        kind = family.config.model_type
-        raise ValueError(
-            f"how {kind} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000, norm1 or norm1000_yx"
-        )
-    return space
 
 
 def part_of(rows: Sequence[CompletionRow], prompts: PromptCache, sampling: Sampling, policy: TextPolicy) -> Part:

@@ -105,14 +105,6 @@ def videos_of(prompt: Prompt) -> list[Video]:
     return [clip for media in prompt.media if VIDEO.holds(media) and isinstance(clip := VIDEO.value_of(media), Video)]
 
 
-def options_of(opened: Opened, family: Family) -> Options:
-    """The processor's arguments for what was opened."""
-    found: Options = {}
-    for name, media in opened.items():
-        found |= READERS[name].options(media, family) if media else {}
-    return found
-
-
 @dataclass(frozen=True)
 class Encoder:
     """Prompt -> Encoded, by the model's own processor and chat template."""
@@ -223,10 +215,14 @@ class Encoder:
             raise ValueError(f"{place}: its chat template fails ({type(error).__name__}: {error}): {REMEDY}") from error
 
     @property
+    def box_space(self) -> str | None:
+        """How the model writes boxes, a word of policy.box_space; None: neither its makers nor the config say."""
+        return self.family.box_space if self.config.box_space == "auto" else self.config.box_space
+
+    @property
     def template(self) -> str:
         """The text around every question, with {question} in it; ValueError for boxes in an unknown convention."""
-        space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
-        return answer_template(self.config.answer_format, space)
+        return answer_template(self.config.answer_format, self.box_space)
 
     def _encode(self, prompt: Prompt, chat: list[Message], opened: Opened) -> Encoded:
         clips = opened.get("video", [])
@@ -251,7 +247,9 @@ class Encoder:
         most: int | None = None,
     ) -> Encoded:
         """A text and its media as the model is fed them; `special`: the tokenizer adds its tokens, `most`: tokens at most."""
-        options = options_of(opened, self.family) | ({} if special else {"add_special_tokens": False})
+        options: Options = {} if special else {"add_special_tokens": False}
+        for name, media in opened.items():
+            options |= READERS[name].options(media, self.family) if media else {}
         if self.family.wants_rate and opened.get("audio"):
             options["sampling_rate"] = self.videos.ear.rate
         fed = dict(self.processor(text=[text], return_tensors="pt", **options))
