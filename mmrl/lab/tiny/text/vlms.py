@@ -380,33 +380,17 @@ def muse_glimmer() -> Built:
     return model, processor_of("MuseGlimmer", tokenizer, {"size": SMALL}, chat_template=chat_template("<|patch|>", "<|video|>"))
 
 
-BY_RULE = {
-    "mistral3": mistral3,
-    "gemma4": gemma4,
-    "lfm2_vl": lfm2_vl,
-    "minicpmv4_6": minicpmv4_6,
-    "ovis2": ovis2,
-    "kimi_k25": kimi_k25,
-    "muse_glimmer": muse_glimmer,
-}
+def by_name(*makers: Callable[[], Built]) -> dict[str, Callable[[], Built]]:
+    return {make.__name__: make for make in makers}
+
+
+BY_RULE = by_name(mistral3, gemma4, lfm2_vl, minicpmv4_6, ovis2, kimi_k25, muse_glimmer)
 """Type of transformers whose tensors, features and positions mmrl reads from signatures -> its tiny model."""
 FAMILIES: dict[str, Callable[[], Built]] = {
-    "qwen2_5_vl": qwen2_5_vl,
-    "qwen3_vl": qwen3_vl,
-    "smolvlm": smolvlm,
-    "internvl": internvl,
-    "llava_onevision": llava_onevision,
-    "gemma3": gemma3,
-    "qwen3_5": qwen3_5,
-    "qwen3_5_moe": qwen3_5_moe,
-    "glm4v": glm4v,
+    **by_name(qwen2_5_vl, qwen3_vl, smolvlm, internvl, llava_onevision, gemma3, qwen3_5, qwen3_5_moe, glm4v),
     "glm4v_moe": partial(glm4v, "Glm4vMoe", **EXPERTS),
     "glm46v": partial(glm4v, "Glm46V", "Glm46V"),
-    "qwen3": llms.qwen3,
-    "llama": llms.llama,
-    "qwen2_5_omni_thinker": qwen2_5_omni_thinker,
-    "qwen3_omni_moe_thinker": qwen3_omni_moe_thinker,
-    "gemma4_that_hears": gemma4_that_hears,
+    **by_name(llms.qwen3, llms.llama, qwen2_5_omni_thinker, qwen3_omni_moe_thinker, gemma4_that_hears),
     **BY_RULE,
     **EARS,
 }
