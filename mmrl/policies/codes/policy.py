@@ -58,11 +58,6 @@ def as_drawing(loaded: Loaded, plans: bool = False) -> Loaded:
     return replace(loaded, processor=processor, family=family, eos_token_ids=(), codes=True)
 
 
-def load_drawing(config: TextPolicyConfig, plans: bool = False) -> Loaded:
-    """Load model and processor; raises what `mmrl.policies.text.loading.load` raises, and ValueError without a head of codes."""
-    return as_drawing(load(config, partial(family_of, plans=plans)), plans)
-
-
 class CodePolicy(TextPolicy):
     """A model of transformers that draws by tokens. An action is a code of the picture; guidance is part of the policy.
 
@@ -84,9 +79,10 @@ class CodePolicy(TextPolicy):
         parts: TextParts | None = None,
     ) -> None:
         self.drawing, self.first_code = config, 0
-        parts = parts or TextParts(load=partial(load_drawing, plans=config.plan is not None))
+        plans = config.plan is not None
+        parts = parts or TextParts(load=lambda own: as_drawing(load(own, partial(family_of, plans=plans)), plans))
         parts = replace(parts, net=partial(CodeNet, guidance=config.guidance))
-        if config.plan is not None:
+        if plans:
             parts = replace(parts, diagnostics=NoDiagnostics)
         super().__init__(text_settings(config), shadows, ema_decay, views, parts)
         self.offers = QUANTITIES

@@ -9,6 +9,8 @@ from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.runtime.ranges import Count, Factor, Large, check_ranges
 
 PROMPT, PLAN = "{prompt}", "{plan}"
+ALIKE = ("model", "dtype", "lora", "gradient_checkpointing", "rollout_rows", "logit_chunk", "attn_implementation", "copies_on")
+"""Settings that mean the same of a policy that writes."""
 ASK = (
     f'A picture will be drawn of this: "{PROMPT}". Describe it in 50 words at most: each thing that is named, and its number, '
     "colour, shape and place where they are said. Add nothing, and write the description alone."
@@ -78,20 +80,13 @@ class CodePolicyConfig:
     def as_text(self, codes: int, longest: int) -> TextPolicyConfig:
         """The settings of the text policy that writes a plan, if any, and codes, behind prompts of at most `longest` tokens."""
         return TextPolicyConfig(
-            model=self.model,
-            dtype=self.dtype,
-            lora=self.lora,
+            **{name: getattr(self, name) for name in ALIKE},
             freeze=("vision", "projector"),
-            gradient_checkpointing=self.gradient_checkpointing,
             prefix="repeated",
             sampling=replace(self.sampling, max_new_tokens=self.plan_tokens + codes),
             answer_format="none" if self.plan is None else self.plan.ask.replace(PROMPT, QUESTION),
             max_prompt_tokens=longest if self.max_prompt_tokens is None else min(self.max_prompt_tokens, longest),
-            rollout_rows=self.rollout_rows,
-            logit_chunk=self.logit_chunk,
             vision_cache_mib=0,
-            attn_implementation=self.attn_implementation,
-            copies_on=self.copies_on,
         )
 
 

@@ -96,20 +96,14 @@ def counting_sandbox() -> "Environment":
             return found
 
         def call_binop(self, context: "Context", operator: str, left: object, right: object) -> object:
-            refuse_large(operator, left, right)
+            texts = [one for one in (left, right) if isinstance(one, HELD)]
+            times = [one for one in (left, right) if isinstance(one, int)]
+            power = right if operator == "**" and isinstance(right, int | float) else 0
+            if (texts and times and len(texts[0]) * times[0] > MOST_TURNS) or power > LARGEST_POWER:
+                raise EndlessTemplateError(f"makes a value of more than {MOST_TURNS:,} characters")
             return super().call_binop(context, operator, left, right)
 
     sandbox = Counting(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     sandbox.filters |= {name: sandbox.count_calls_of(one) for name, one in sandbox.filters.items()}
     sandbox.filters |= {"counted": sandbox.count, "measured": sandbox.count_calls_of(str)}
     return sandbox
-
-
-def refuse_large(operator: str, left: object, right: object) -> None:
-    """Raise EndlessTemplateError for a product or a power that would be too long to hold."""
-    times = [one for one in (left, right) if isinstance(one, int)]
-    texts = [one for one in (left, right) if isinstance(one, HELD)]
-    if (texts and times and len(texts[0]) * times[0] > MOST_TURNS) or (
-        operator == "**" and isinstance(right, int | float) and right > LARGEST_POWER
-    ):
-        raise EndlessTemplateError(f"makes a value of more than {MOST_TURNS:,} characters")

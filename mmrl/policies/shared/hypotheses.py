@@ -63,11 +63,6 @@ def in_precision(net: Half, name: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(matmul)
 
 
-def dropout_layers(net: nn.Module) -> list[str]:
-    """Layers that would drop something in training mode; loading a model leaves none."""
-    return [name for name, module in net.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0]
-
-
 def distance(one: Tensor, two: Tensor, noted: Tensor, mask: Tensor) -> float:
     """How far two readings are apart, over how far the first is from what was noted."""
     known = mask & noted.isfinite() & one.isfinite()
@@ -238,8 +233,8 @@ class Suspects:
 
     def of_layers(self) -> Iterator[Hypothesis]:
         """The fact that a layer would drop something in training mode."""
-        dropping = dropout_layers(self.net)
-        if dropping:
+        drops = nn.modules.dropout._DropoutNd
+        if dropping := [name for name, module in self.net.named_modules() if isinstance(module, drops) and module.p > 0]:
             what = f"{len(dropping)} layers drop something in training mode, such as {dropping[0]}; loading leaves none"
             yield self(DROPOUT, what, None)
 

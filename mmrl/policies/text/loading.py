@@ -245,10 +245,20 @@ def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
 
     if lora.adapter is not None:
         return load_adapter(model, lora)
-    wanted = lora_config(lora, linear_layers(model, family) if lora.targets == "auto" else lora.targets)
-    if lora.targets == "auto" and others_called(model, family):
+    if lora.targets != "auto":
+        return get_peft_model(model, lora_config(lora, lora.targets))
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    inside = [name for name in linear if name.removeprefix("model.").startswith(family.language)]
+    if not inside:
+        raise ValueError(
+            f"{model.config.model_type}: no linear layers found under {' or '.join(family.language)}: name policy.lora.targets"
+        )
+    # a pattern, short enough for the adapter's config file
+    stem, lasts = rf"model\.(?:{'|'.join(family.language)})\.", {name.rpartition(".")[2] for name in inside}
+    wanted = lora_config(lora, rf"{stem}.*\.(?:{'|'.join(sorted(lasts))})")
+    if any(name.rpartition(".")[2] in lasts for name in linear if name not in inside):
         # of models with experts peft keeps the last names of a pattern alone
-        wanted.exclude_modules = rf"(?!model\.(?:{'|'.join(family.language)})\.).*"
+        wanted.exclude_modules = rf"(?!{stem}).*"
     return get_peft_model(model, wanted)
 
 
@@ -290,33 +300,6 @@ def say_where(model: Any, family: Family, lora: LoraSettings) -> None:
             f"policy.lora.targets = {list(lora.targets)} put adapters on {inside} layers of the language model and on {others}, "
             'and all of these train: targets = "auto" adapts the language model alone'
         )
-
-
-def language_layers(model: Any, family: Family) -> list[str]:
-    """The names of the linear layers of the language model."""
-    return [name for name in linear_names(model) if name.removeprefix("model.").startswith(family.language)]
-
-
-def linear_names(model: Any) -> Iterator[str]:
-    return (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
-
-
-def others_called(model: Any, family: Family) -> bool:
-    """Do linear layers outside the language model, as of ears, have the last name of one inside?"""
-    inside = language_layers(model, family)
-    lasts = {name.rsplit(".", 1)[-1] for name in inside}
-    return any(name.rsplit(".", 1)[-1] in lasts for name in linear_names(model) if name not in inside)
-
-
-def linear_layers(model: Any, family: Family) -> str:
-    """A pattern for the linear layers of the language model, short enough for the adapter's config file."""
-    names = language_layers(model, family)
-    if not names:
-        raise ValueError(
-            f"{model.config.model_type}: no linear layers found under {' or '.join(family.language)}: name policy.lora.targets"
-        )
-    stem = "|".join(family.language)
-    return rf"model\.(?:{stem})\..*\.(?:{'|'.join(sorted({name.rsplit('.', 1)[-1] for name in names}))})"
 
 
 def freeze(model: Any, family: Family, parts: tuple[str, ...]) -> None:

@@ -36,17 +36,12 @@ SERIALIZED = {"weight": ["weight", *(f"weight{part}" for part in PARTS)]}
 """What transformers finds of a weight in files -> the weight."""
 
 
-def nf4_settings(names: Collection[str], double: bool = True, stored: bool = False) -> object:
-    """The `quantization_config` with which transformers loads these linear layers of a model into 4 bits.
-
-    stored: the files hold codes already, of the layers that they say.
-    """
-    return settings_class()(sorted(names), double, stored)
-
-
 @cache
 def settings_class() -> Callable[[list[str], bool, bool], object]:
-    """The class of settings, after transformers was given it and the quantizer that it stands for."""
+    """The class of `quantization_config`, after transformers was given it and the quantizer that it stands for.
+
+    Of it: linear layers to load into 4 bits, whether their scales are codes, and whether the files hold codes already.
+    """
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -219,14 +214,6 @@ def put_stored(model: nn.Module, layers: dict[str, bool]) -> None:
         put_layers(model, [name for name, own in layers.items() if own == double], double)
 
 
-def cast_rest(model: nn.Module, dtype: torch.dtype) -> None:
-    """Bring the weights that are not in 4 bits from the type they are stored in to another."""
-    stored = getattr(model, "dtype", dtype)
-    for weight in model.parameters():
-        if weight.is_floating_point() and weight.dtype == stored:
-            weight.data = weight.data.to(dtype)
-
-
 def linear_names(model: nn.Module) -> list[str]:
     """The linear layers of a network, but for its head and for those that its class keeps in float32."""
     find: Callable[[], object] | None = getattr(model, "get_output_embeddings", None)
@@ -323,10 +310,13 @@ def load_in_codes(
     kept, (folder, place) = None if recipe is None else recipe.folder(), source
     if kept is not None:
         settings.pop("variant", None)
-    how = nf4_settings([] if kept else names, quantized.double, not names or kept is not None)
+    how = settings_class()([] if kept else sorted(names), quantized.double, not names or kept is not None)
     model = load_whole(load, str(kept or folder), place, quantization_config=how, dtype="auto", **settings)
     refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(model)), place)
-    cast_rest(model, dtype)
+    stored = model.dtype
+    for weight in model.parameters():
+        if weight.is_floating_point() and weight.dtype == stored:
+            weight.data = weight.data.to(dtype)
     set_kernels(model, quantized.kernels)
     return model
 

@@ -353,15 +353,16 @@ def observe_again(policy: TextHost, sample: Sample) -> Iterator[tuple[int, Encod
 def check_worlds(worlds: Worlds, rollouts: Rollouts) -> None:
     """Raise ValueError unless worlds, opened again with the same seeds, answer the same turns as they did.
 
-    Broken worlds are left out, and so are all where the environment does not repeat.
+    Broken worlds and earlier samples are left out, and so are all where the environment does not repeat.
     """
     trace = rollouts.trace
     assert isinstance(trace, TextTrace)
     if not worlds.repeats or not trace.world_seeds:
         return
-    rows = [(seed, group.prompt, sample) for seed, (group, sample) in zip(trace.world_seeds, rollouts.samples(), strict=True)]
     asked = [
-        (worlds.open(prompt, seed), prompt, sample) for seed, prompt, sample in rows if seed is not None and is_asked(sample)
+        (worlds.open(group.prompt, seed), group.prompt, sample)
+        for seed, (group, sample) in zip(trace.world_seeds, rollouts.samples(), strict=True)
+        if seed is not None and sample.turns and sample.role == "policy" and sample.ended != "error"
     ]
     try:
         for turn in range(max((len(sample.turns) for _, _, sample in asked), default=0)):
@@ -372,11 +373,6 @@ def check_worlds(worlds: Worlds, rollouts: Rollouts) -> None:
     finally:
         for number, _, _ in asked:
             worlds.close(number)
-
-
-def is_asked(sample: Sample) -> bool:
-    """Was it sampled now, with a world that did not break?"""
-    return bool(sample.turns) and sample.role == "policy" and sample.ended != "error"
 
 
 def compare(place: str, sample: Sample, turn: int, answer: Future[Observation | None]) -> None:
