@@ -15,10 +15,12 @@ Load = Callable[..., object]
 """`Class.from_pretrained` of transformers or diffusers."""
 BUFFERS = ("position_ids", "inv_freq")
 """Last words of tables that old checkpoints hold and that models now compute."""
-OTHER_WORDS = ("LOAD REPORT", "Some weights of", "non-standard module")
+OTHER_WORDS = ("LOAD REPORT", "Some weights of", "non-standard module", "EMA weights", "legacy CLIP")
 """Of what libraries log about keys, which errors here say in one sentence, and about parts of one pipeline, printed in full."""
 LOGGERS = (
     "transformers.modeling_utils",
+    "diffusers.loaders.single_file_model",
+    "diffusers.loaders.single_file_utils",
     "diffusers.models.modeling_utils",
     "diffusers.pipelines.pipeline_loading_utils",
 )

@@ -194,15 +194,12 @@ def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Ten
         given = {f"{name}_lora_layers": weights, f"{name}_lora_adapter_metadata": settings}
         type(pipeline).save_lora_weights(folder, **given)
         return
-    import json
+    from diffusers.loaders.lora_base import LoraBaseMixin
 
-    from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
-    from safetensors.torch import save_file
-
+    whole_layers = {key: value.contiguous() for key, value in weights.items()}
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    given = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(plain, indent=2, sort_keys=True)}
-    save_file({key: value.contiguous() for key, value in weights.items()}, folder / WEIGHTS, given)
+    writer: Any = LoraBaseMixin
+    writer.write_lora_layers(whole_layers, str(folder), True, WEIGHTS, None, True, plain)
 
 
 Read = Callable[[Bool[Tensor, "n t"], float | None], dict[str, Tensor]]

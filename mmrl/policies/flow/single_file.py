@@ -5,8 +5,8 @@ one that policy.base names, or the one that diffusers knows for the file, if its
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
 from mmrl.runtime.near import near
 from mmrl.runtime.net.offline import offline_note
-from mmrl.runtime.pretrained import readable, refuse_non_finite
+from mmrl.runtime.pretrained import readable, refuse_non_finite, without_reports
 
 KINDS = frozenset(
     {"v1", "v2", "xl_base", "sd3", "sd35_medium", "sd35_large", "flux-dev", "flux-schnell", "flux-2-dev"}
@@ -138,7 +138,7 @@ class SingleFile:
         path, place = Path(self.config.model).expanduser(), f"{self.place} ({name})"
         utils, model = import_module("diffusers.loaders.single_file_utils"), None
         # NotImplementedError: what the file lacks is still without values when diffusers moves the model.
-        with readable(place, path), _without_warnings(), suppress(NotImplementedError):
+        with readable(place, path), without_reports(), suppress(NotImplementedError):
             # Converters take out what they have read.
             weights = load_file(path)
             if hasattr(part, "from_single_file"):
@@ -211,19 +211,3 @@ def kind_of(shapes: Mapping[str, Tensor]) -> str | None:
         # What it looks at is not there, or has no values here.
         return None
     return None if kind == "v1" and SURE not in shapes else kind
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Keep diffusers from logging that it leaves out weights of other parts, which lie in the same file."""
-    import logging
-
-    loggers = [logging.getLogger(f"diffusers.loaders.{name}") for name in ("single_file_model", "single_file_utils")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
