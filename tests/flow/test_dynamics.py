@@ -19,9 +19,11 @@ from mmrl.flow.dynamics import (
     Stochastic,
     Wan,
     dynamics_of,
+    euler,
+    log_snr,
+    multistep,
     name_of,
 )
-from mmrl.flow.dynamics.solvers import euler, log_snr, multistep
 from mmrl.flow.integrate import integrate
 from mmrl.flow.layout import lay_out
 from mmrl.flow.path import data_of, noise_of

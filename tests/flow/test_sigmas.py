@@ -7,7 +7,6 @@ import pytest
 import torch
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
-from mmrl.flow.diffusion_table import table_of
 from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.flow.schedules import Window
@@ -20,6 +19,7 @@ from mmrl.flow.sigmas import (
     LinearShift,
     StaticShift,
     spacing_of,
+    table_of,
     truncated_timesteps,
 )
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmrl.flow.dynamics import CPS, DPM2, ODE, DanceSDE, FlowSDE, Gaussian, Stochastic, Wan
-from mmrl.flow.dynamics.solvers import euler
+from mmrl.flow.dynamics import CPS, DPM2, ODE, DanceSDE, FlowSDE, Gaussian, Stochastic, Wan, euler
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import lay_out
 from mmrl.flow.path import data_of, velocity_with_guidance

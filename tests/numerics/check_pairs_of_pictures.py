@@ -13,8 +13,8 @@ from mmrl.algorithms.objectives.forward import DenoisingPreference, Matching
 from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Reading
-from mmrl.flow.diffusion_table import DiffusionTable
 from mmrl.flow.path import add_noise
+from mmrl.flow.sigmas import DiffusionTable
 from tests.numerics.check_flow import checks, each
 from tests.numerics.check_flow_parts import credited, ids_of
 from tests.numerics.registry import Vector, check, close, tensor

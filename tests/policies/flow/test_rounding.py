@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mmrl.core.readings import LOGPROBS, MEAN, ROLLOUT_LOGPROBS
-from mmrl.flow.diffusion_table import DiffusionTable
 from mmrl.flow.dynamics import DDIM
 from mmrl.flow.schedules import Full
+from mmrl.flow.sigmas import DiffusionTable
 from mmrl.policies.flow.policy import FlowPolicy
 from tests.support.flow_policies import requests
 from tests.support.late_families import CASES, policy_of

@@ -11,8 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.core.types import Prompt
-from mmrl.flow.dynamics import name_of
-from mmrl.flow.dynamics.stochastic import EulerMaruyama
+from mmrl.flow.dynamics import EulerMaruyama, name_of
 from mmrl.flow.path import nearest_multiple, no_longer_than, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, StaticShift, spacing_of

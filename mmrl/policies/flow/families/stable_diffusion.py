@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.flow.diffusion_table import DiffusionTable, table_of
 from mmrl.flow.path import like_batch
 from mmrl.flow.plan import RolloutPlan
-from mmrl.flow.sigmas import Spacing
+from mmrl.flow.sigmas import DiffusionTable, Spacing, table_of
 from mmrl.policies.flow.families.base import Condition, Conditions, FlowFamily, Times, moments, token_count
 
 PREDICTIONS = ("epsilon", "v_prediction")
