@@ -1,7 +1,7 @@
 """`mmrl environment test`: worlds are opened and answered without a model, as runs do it; by texts, or by hand."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -82,9 +82,9 @@ def test(target: str, settings: Sequence[str] = (), options: EnvironmentOptions 
     faults = dict[str, list[str]]()
     try:
         for name, texts in scripts.items():
-            played = [play(worlds, prompt, seed, saying(texts)) for seed, prompt in enumerate(prompts)]
+            played = [one for each in enumerate(prompts) for one in play(worlds, [each], saying(texts))]
             print_plain(f"{name}: {summary(played)}")
-            again = play_together(worlds, prompts, saying(texts))
+            again = play(worlds, enumerate(prompts), saying(texts))
             for prompt, one, two in zip(prompts, played, again, strict=True):
                 fault = one.fault or (DIFFERS if hooks.repeats and one.content != two.content else "")
                 if fault:
@@ -119,7 +119,7 @@ def play_by_hand(target: str, settings: Sequence[str], folder: Path, options: En
             return None
 
     try:
-        played = play(worlds, prompt, 0, say)
+        [played] = play(worlds, [(0, prompt)], say)
     finally:
         worlds.end()
     last = played.turns[-1].observation if played.turns else None
@@ -151,24 +151,16 @@ def prompts_of(options: EnvironmentOptions, count: int) -> list[Prompt]:
     return found
 
 
-def play(worlds: Worlds, prompt: Prompt, seed: int, say: Say) -> Played:
-    """One episode, until the world, the player or the number of turns ends it."""
-    found = Played()
-    for _ in turn_by_turn(found, worlds, prompt, seed, say):
-        """It goes on."""
-    return found
-
-
-def play_together(worlds: Worlds, prompts: Sequence[Prompt], say: Say) -> list[Played]:
-    """An episode of each prompt, a turn of one after a turn of the other."""
-    found = [Played() for _ in prompts]
-    live = [turn_by_turn(found[seed], worlds, prompt, seed, say) for seed, prompt in enumerate(prompts)]
+def play(worlds: Worlds, asked: Iterable[tuple[int, Prompt]], say: Say) -> list[Played]:
+    """An episode of each, until its world, the player or the number of turns ends it; a turn of one after a turn of the other."""
+    found = [(Played(), prompt, seed) for seed, prompt in asked]
+    live = [turn_by_turn(*one, worlds, say) for one in found]
     while live:
         live = [one for one in live if next(one, True) is None]
-    return found
+    return [one for one, _, _ in found]
 
 
-def turn_by_turn(found: Played, worlds: Worlds, prompt: Prompt, seed: int, say: Say) -> Iterator[None]:
+def turn_by_turn(found: Played, prompt: Prompt, seed: int, worlds: Worlds, say: Say) -> Iterator[None]:
     """Plays an episode, and pauses after each turn that another one may follow."""
     number = worlds.open(prompt, seed)
     try:

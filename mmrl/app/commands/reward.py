@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import quantiles
 from typing import Any, cast, get_args
 
+import numpy as np
 from PIL import Image
 from rich.table import Table as Grid
 from rich.text import Text
@@ -309,7 +309,7 @@ def print_findings(found: Findings, num_prompts: int, served: bool) -> None:
         grid.add_row(probe, f"{float(values.nanmean()):.3f}", *(f"{share:.0%}" for share in shares))
     console.print(grid)
     if found.seconds:
-        fifty, ninety_five = percentiles(found.seconds)
+        fifty, ninety_five = (float(x) for x in 1e3 * np.percentile(found.seconds, [50, 95]))
         inside = float(found.values.std(dim=1).nanmean())
         console.print(f"  spread inside a group {inside:.3f}; one group takes {fifty:.2f} ms (p50), {ninety_five:.2f} ms (p95)")
         agreement = "; served scores equal local ones" if served and not any("served" in f for f in found.faults) else ""
@@ -323,14 +323,6 @@ def print_findings(found: Findings, num_prompts: int, served: bool) -> None:
     if probes.DRAWN in found.probes:
         said = f"none of these is known to be the best: mmrl reward score {found.name} FOLDER ranks pictures that you have"
         console.print(f"  {said}")
-
-
-def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """p50 and p95 in milliseconds."""
-    if len(seconds) == 1:
-        return seconds[0] * 1e3, seconds[0] * 1e3
-    cuts = quantiles(seconds, n=20, method="inclusive")
-    return cuts[9] * 1e3, cuts[18] * 1e3
 
 
 def check_choice(option: str, value: str | None, known: Sequence[str]) -> None:
