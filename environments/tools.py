@@ -35,7 +35,7 @@ from mmrl.data.tools.toolbox import Toolbox
 from mmrl.runtime.ranges import Positive, Range, Share, check_ranges
 from mmrl.runtime.sandbox.lock import missing
 from mmrl.runtime.sandbox.sandbox import SandboxLimits
-from mmrl.serving.scorers.named import Objects, finder_of, reader_of
+from mmrl.serving.scorers.readers import Objects, finder_of, reader_of
 
 __all__ = ["Tools"]
 

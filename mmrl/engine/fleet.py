@@ -12,9 +12,18 @@ from typing import TypeVar
 from mmrl.engine.facts import FIRST, ServerFacts
 from mmrl.engine.server import EngineServer
 from mmrl.engine.sync import Sync, Update
-from mmrl.engine.wire.answer import AbortedError, AnswerFacts, EngineMismatchError, Expected, Written, read_answer
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
-from mmrl.engine.wire.request import Ask, WirePrompt, sampling_params
+from mmrl.engine.wire.completions import (
+    AbortedError,
+    AnswerFacts,
+    Ask,
+    EngineMismatchError,
+    Expected,
+    WirePrompt,
+    Written,
+    read_answer,
+    sampling_params,
+)
 from mmrl.engine.wire_prompts import wire_prompts
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.host import TextHost

@@ -24,9 +24,8 @@ from mmrl.engine.fleet import Fleet, Member, Probe, limits_of
 from mmrl.engine.server import EngineServer, engine_dtype, resolve_sync, serve_command
 from mmrl.engine.sync import AdapterSync, BroadcastSync, FileSync, Sync, Update, drop_old
 from mmrl.engine.teachers import AskedTeacher
-from mmrl.engine.wire.answer import EngineMismatchError, Written
 from mmrl.engine.wire.client import EngineClient, EngineDownError
-from mmrl.engine.wire.request import sampling_params, share_rows
+from mmrl.engine.wire.completions import EngineMismatchError, Written, sampling_params, share_rows
 from mmrl.engine.wire_prompts import untold_clip, wire_prompts
 from mmrl.policies.shared.lora import ADAPTER
 from mmrl.policies.shared.weights import Publication, Weights

@@ -12,9 +12,8 @@ from mmrl.core.episodes import Limits
 from mmrl.engine.facts import LOOK_S, ServerFacts, Wanted, ask_facts, look_at, refuse_other, tokens_of_probe
 from mmrl.engine.fleet import FIRST_TOKEN, Fleet, Member, limits_of
 from mmrl.engine.sync import Sync, Update
-from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient
-from mmrl.engine.wire.request import Ask, sampling_params
+from mmrl.engine.wire.completions import Ask, EngineMismatchError, sampling_params
 from mmrl.engine.wire_prompts import untold_clip, wire_prompts
 from mmrl.policies.text.dry_run import load_meta
 from mmrl.policies.text.engine_settings import EngineConfig

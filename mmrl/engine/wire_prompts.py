@@ -10,7 +10,7 @@ from PIL import Image
 from mmrl.core.samples import kind_of
 from mmrl.core.types import Prompt
 from mmrl.engine.facts import ServerFacts
-from mmrl.engine.wire.request import WirePrompt
+from mmrl.engine.wire.completions import WirePrompt
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, videos_of
 from mmrl.policies.video.decode import Frames

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mmrl import Group, Prompt, Sample
 from mmrl.core.samples import Status
-from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineDownError
+from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving import wire
 from mmrl.serving.judges import judge

@@ -14,9 +14,8 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.engine.facts import ask_facts
 from mmrl.engine.generator import VllmGenerator, text_parts
-from mmrl.engine.wire.answer import AnswerFacts, EngineMismatchError, Expected, read_answer
 from mmrl.engine.wire.client import EngineClient
-from mmrl.engine.wire.request import Ask, WirePrompt
+from mmrl.engine.wire.completions import AnswerFacts, Ask, EngineMismatchError, Expected, WirePrompt, read_answer
 from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig

@@ -11,9 +11,8 @@ import pytest
 from mmrl.engine.facts import ask_facts
 from mmrl.engine.fleet import Fleet, Member, Probe, limits_of
 from mmrl.engine.sync import FileSync, Update
-from mmrl.engine.wire.answer import AnswerFacts
 from mmrl.engine.wire.client import EngineClient
-from mmrl.engine.wire.request import Ask, WirePrompt, sampling_params, share_rows
+from mmrl.engine.wire.completions import AnswerFacts, Ask, WirePrompt, sampling_params, share_rows
 from mmrl.engine.wire_prompts import wire_prompts
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig

@@ -22,8 +22,8 @@ from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, look_at_engine, mo
 from mmrl.engine.fleet import FAR
 from mmrl.engine.generator import text_parts
 from mmrl.engine.sync import InFolder, Update
-from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient
+from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig

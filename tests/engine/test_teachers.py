@@ -25,7 +25,7 @@ from mmrl.core.types import Prompt, Reading, Request, Rollouts, Target
 from mmrl.engine.generator import text_parts
 from mmrl.engine.server import EngineServer, serve_command
 from mmrl.engine.teachers import AskedTeacher, look_at_teachers
-from mmrl.engine.wire.answer import EngineMismatchError
+from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.lab.tiny.text import beeps, vlms
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig

@@ -14,7 +14,7 @@ from mmrl.core.episodes import Limits
 from mmrl.core.samples import Sample, Turn
 from mmrl.core.types import Observation, Prompt, Request, Rollouts
 from mmrl.engine.generator import VllmGenerator, text_parts
-from mmrl.engine.wire.answer import EngineMismatchError
+from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig

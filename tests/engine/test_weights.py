@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from mmrl.core.types import Prompt, Request
 from mmrl.engine.sync import BroadcastSync, Update
 from mmrl.engine.venv import find_venv
-from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError
+from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.engine.worker.weight_group import WeightGroup
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig

@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrl.engine.wire.answer import AbortedError, AnswerFacts, EngineMismatchError, Expected, Written, read_answer
 from mmrl.engine.wire.client import EngineClient, EngineDownError
-from mmrl.engine.wire.request import WirePrompt
+from mmrl.engine.wire.completions import (
+    AbortedError,
+    AnswerFacts,
+    EngineMismatchError,
+    Expected,
+    WirePrompt,
+    Written,
+    read_answer,
+)
 from tests.support.rude_servers import answers, rude
 
 PROMPT = WirePrompt([1, 9, 2], expanded=[1, 9, 9, 2], name="p")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmrl.engine.server import ServeCommand, free_port, resolve_sync, serve_command, serving_rank
 from mmrl.engine.wire.client import EngineClient, EngineDownError
-from mmrl.engine.wire.request import Ask, WirePrompt, row_seed, sampling_params, share_rows
+from mmrl.engine.wire.completions import Ask, WirePrompt, row_seed, sampling_params, share_rows
 from mmrl.engine.wire_prompts import clip_part, picture_part
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
