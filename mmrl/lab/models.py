@@ -8,8 +8,9 @@ from typing import Any
 from mmrl import __version__
 from mmrl.algorithms.objectives.given import Imitation
 from mmrl.app.config import run as configs
+from mmrl.app.config.algorithm import algorithm_table
 from mmrl.app.config.data import data_tables
-from mmrl.app.config.run import Resolved, algorithm_table, as_table
+from mmrl.app.config.run import Resolved, as_table
 from mmrl.app.config.stages import stages_of
 from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.plugins.lab import TINY

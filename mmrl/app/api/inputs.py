@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.config.algorithm import Assembly, presets
-from mmrl.app.config.run import algorithm_table, as_plain
+from mmrl.app.config.algorithm import Assembly, algorithm_table, as_plain, presets
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.tasks import parse_reward
 from mmrl.app.modality.registry import MODALITIES, PolicyConfig, modality_of

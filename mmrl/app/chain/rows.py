@@ -122,10 +122,6 @@ def with_paths(row: Columns, stage: Stage, run: RunDir) -> Columns:
     return found
 
 
-def as_read(row: Line, stage: Stage, run: RunDir) -> Columns:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in with_paths(row, stage, run).items()}
-
-
 def lines_of_file(file: Path, stage: Stage, prompts: Sequence[Prompt], run: RunDir) -> list[Line]:
     """The lines that a stage wrote; ValueError where one is not as it was written, or its prompt is another one by now."""
     lines = read_lines(file).lines
@@ -149,7 +145,7 @@ def lines_of_file(file: Path, stage: Stage, prompts: Sequence[Prompt], run: RunD
 def load_rows(stage: Stage, run: RunDir | None) -> list[Prompt]:
     """The prompts of a stage's rows, with the columns that it found; ValueError where its file is gone."""
     assert stage.miner is not None
-    prompts = prompts_to_mine(stage, run)
+    prompts, rows = prompts_to_mine(stage, run), dict[str, Sequence[Columns]]()
     if run is None:
         config = stage.resolved.config
         standing = stage.miner.stand_in(*config.modality.stand_ins(config.policy))
@@ -159,7 +155,9 @@ def load_rows(stage: Stage, run: RunDir | None) -> list[Prompt]:
         if not file.is_file():
             raise ValueError(f"{stage.place}: its rows, {file}, are gone: put the file back, or begin in a new folder")
         lines = lines_of_file(file, stage, prompts, run)
-        rows = {line["id"]: [as_read(row, stage, run) for row in line["rows"]] for line in lines}
+        for line in lines:
+            whole = [with_paths(row, stage, run) for row in line["rows"]]
+            rows[line["id"]] = [{name: str(x) if isinstance(x, Path) else x for name, x in row.items()} for row in whole]
     return [
         replace(prompt, id=f"{prompt.id}#{k + 1}" if k else prompt.id, columns={**prompt.columns, **row})
         for prompt in prompts

@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.kinds import KINDS, kind_for
 from mmrl.algorithms.weights.importance import RolloutCorrection
+from mmrl.app.config.data import MixedData
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind, kinds
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.resolve import guarded
-from mmrl.app.toml.reader import RESERVED, check_keys, check_slip, make, plain, read, read_each, refuse_missing, settings
+from mmrl.app.toml.reader import NONE, RESERVED, check_keys, check_slip, make, plain, read, read_each, refuse_missing, settings
 from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, value_at
 from mmrl.core.hooks import AdvantageHooks, with_hooks
 from mmrl.core.readings import OLD_LOGPROBS
@@ -82,6 +83,44 @@ def given_in(table: Table) -> Values:
         for key, value in table.values.get("algorithm", {}).items()
         if not (table.origin((*TOP, key)) or "").startswith("default with ")
     }
+
+
+def part_table(part: object, use: str | None = None) -> Values:
+    """A part as a config would write it; `use` names one of the user's own."""
+    own = as_plain(part).items() if is_dataclass(part) else ()
+    named = {"kind": type(part).__name__} if use is None else {"use": use}
+    return named | {f"{name}_" if name in RESERVED else name: value for name, value in own}
+
+
+def algorithm_table(assembly: Assembly) -> Values:
+    """The algorithm as a config writes it, with every part and value."""
+    table, uses = Values(preset=assembly.preset), assembly.uses
+    for f in fields(assembly.algorithm):
+        value = getattr(assembly.algorithm, f.name)
+        path = f"algorithm.{f.name}"
+        if f.name == "objective":
+            entries = enumerate(value)
+            table[f.name] = [{"coef": coef} | part_table(term, uses.get(f"{path}.{i}")) for i, (coef, term) in entries]
+        elif f.name in PART_SLOTS and SLOTS[f.name].many:
+            table[f.name] = [part_table(part, uses.get(f"{path}.{i}")) for i, part in enumerate(value)]
+        elif f.name in PART_SLOTS and value is not None:
+            table[f.name] = part_table(value, uses.get(path))
+        elif value is not None:
+            table[f.name] = as_plain(value)
+    return table
+
+
+def as_plain(value: object) -> Any:
+    """Dataclasses as dicts with `args` spread out, tuples as lists, None as "none" where it is not the default."""
+    if isinstance(value, MixedData):
+        return as_plain(value.sources)
+    if is_dataclass(value) and not isinstance(value, type):
+        pairs = {f.name: getattr(value, f.name) for f in fields(value) if f.init and f.name != "args"}
+        unneeded = [f.name for f in fields(value) if f.default is None and pairs.get(f.name, "") is None]
+        return {name: as_plain(x) for name, x in pairs.items() if name not in unneeded} | dict(getattr(value, "args", {}))
+    if isinstance(value, tuple | list):
+        return [as_plain(item) for item in value]
+    return NONE if value is None else value
 
 
 def preset(name: object, where: str = "algorithm.preset") -> Algorithm:
@@ -302,7 +341,7 @@ def add_engine_defaults(table: Table) -> None:
         table.set(("algorithm", "old"), "reread", origin)
     if "importance" not in said and not any(isinstance(weight, RolloutCorrection) for weight in base.importance):
         correction: Values = {"kind": RolloutCorrection.__name__, "mode": "token_truncate"}
-        table.set(("algorithm", "importance"), [*map(as_entry, base.importance), correction], origin)
+        table.set(("algorithm", "importance"), [*(part_table(part) for part in base.importance), correction], origin)
 
 
 def refuse_swap(table: Table) -> None:
@@ -325,10 +364,3 @@ def origin_of(values: Mapping[str, object]) -> str | None:
     if isinstance(value_at(values, "policy", "engine"), Mapping):
         return ORIGIN
     return FAST if value_at(values, "policy", "quantized", "kernels") == "fast" else None
-
-
-def as_entry(part: object) -> Values:
-    """A part of a preset as a config would write it."""
-    own = fields(part)  # pyright: ignore[reportArgumentType] - every part is a dataclass
-    values = {f"{f.name}_" if f.name in RESERVED else f.name: getattr(part, f.name) for f in own}
-    return {"kind": type(part).__name__} | {name: value for name, value in values.items() if value is not None}

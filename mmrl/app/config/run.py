@@ -5,7 +5,7 @@ Unknown keys, wrong types and impossible values are errors that name where the v
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,17 @@ import tomli_w
 from pydantic import InstanceOf
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.config.algorithm import PART_SLOTS, Assembly, add_engine_defaults, assemble
+from mmrl.app.config.algorithm import Assembly, add_engine_defaults, algorithm_table, as_plain, assemble
 from mmrl.app.config.cluster import ClusterConfig
-from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
+from mmrl.app.config.data import DataConfig, check_sources, read_data_tables
 from mmrl.app.config.reward_needs import names_in, read_runs_as_rewards
-from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
 from mmrl.app.modality.base import EvaluationTable
 from mmrl.app.modality.registry import MODALITIES, POLICIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.plugins.resolve import load as load_plug_in
-from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, keys_below, make
+from mmrl.app.toml.reader import NONE, UnknownKeyError, check_keys, keys_below, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves, value_at
 from mmrl.core.episodes import Limits
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
@@ -352,42 +351,6 @@ def as_table(config: RunConfig) -> Values:
         elif value is not None:
             table[f.name] = as_plain(value)
     return table
-
-
-def algorithm_table(assembly: Assembly) -> Values:
-    table: Values = {"preset": assembly.preset}
-    for f in fields(assembly.algorithm):
-        value = getattr(assembly.algorithm, f.name)
-        path = f"algorithm.{f.name}"
-        if f.name == "objective":
-            entries = enumerate(value)
-            table[f.name] = [{"coef": coef} | part_table(term, f"{path}.{i}", assembly) for i, (coef, term) in entries]
-        elif f.name in PART_SLOTS and SLOTS[f.name].many:
-            table[f.name] = [part_table(part, f"{path}.{i}", assembly) for i, part in enumerate(value)]
-        elif f.name in PART_SLOTS and value is not None:
-            table[f.name] = part_table(value, path, assembly)
-        elif value is not None:
-            table[f.name] = as_plain(value)
-    return table
-
-
-def part_table(part: object, path: str, assembly: Assembly) -> Values:
-    named = {"use": assembly.uses[path]} if path in assembly.uses else {"kind": type(part).__name__}
-    own = as_plain(part).items() if is_dataclass(part) else ()
-    return named | {f"{name}_" if name in RESERVED else name: value for name, value in own}
-
-
-def as_plain(value: object) -> Any:
-    """Dataclasses as dicts with `args` spread out, tuples as lists, None as "none" where it is not the default."""
-    if isinstance(value, MixedData):
-        return as_plain(value.sources)
-    if is_dataclass(value) and not isinstance(value, type):
-        pairs = {f.name: getattr(value, f.name) for f in fields(value) if f.init and f.name != "args"}
-        unneeded = [f.name for f in fields(value) if f.default is None and pairs.get(f.name, "") is None]
-        return {name: as_plain(x) for name, x in pairs.items() if name not in unneeded} | dict(getattr(value, "args", {}))
-    if isinstance(value, tuple | list):
-        return [as_plain(item) for item in value]
-    return NONE if value is None else value
 
 
 def save(config: RunConfig, file: Path) -> None:

@@ -6,8 +6,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble, changes, costs, needs
-from mmrl.app.config.run import algorithm_origin, algorithm_table, load
+from mmrl.app.config.algorithm import PART_SLOTS, Assembly, algorithm_table, assemble, changes, costs, needs
+from mmrl.app.config.run import algorithm_origin, load
 from mmrl.app.inspect.settings import ranges_below, ranges_of_config, unset_rows
 from mmrl.app.inspect.things import Thing, all_names, first_line, source_of, things_called
 from mmrl.app.plugins.cards import cards

@@ -17,7 +17,6 @@ from mmrl.app.modality.flow_checks import (
     check_objective,
     check_parts,
     check_taught,
-    check_teachers,
     refuse_comparison_of_sizes,
     refuse_plans,
     refuse_sizes,
@@ -28,13 +27,14 @@ from mmrl.app.modality.flow_checks import (
     warn_of_stretching,
 )
 from mmrl.app.modality.merge import merge_lora
-from mmrl.app.modality.taught import measured_apart
+from mmrl.app.modality.taught import follows_teachers, measured_apart, refuse_comparisons
 from mmrl.app.modality.templates import draw_again, flow_template
 from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
 from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size, own_size
+from mmrl.policies.shared.teachers import refuse_missing_teachers, refuse_no_teachers
 
 if TYPE_CHECKING:
     from mmrl.policies.flow.families.base import FlowFamily
@@ -141,7 +141,10 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         plan = algorithm.schedule.at(0)
         lay_out(plan, [algorithm.group_size], [0])
         check_objective(algorithm, plan, label)
-        check_teachers(algorithm, policy.teachers, prompts, label)
+        refuse_comparisons(algorithm, label, self.name)
+        if follows_teachers(algorithm):
+            refuse_no_teachers(len(policy.teachers), label, "adapter")
+            refuse_missing_teachers(prompts, [one.name for one in policy.teachers])
         sketch = sketch_of_model(policy)[1] if policy.frames > 1 else None
         check_taught(algorithm, policy, prompts, sketch)
         check_parts(algorithm, policy, sketch, label)

@@ -11,7 +11,6 @@ from torch import Tensor
 from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
-from mmrl.app.modality.taught import follows_teachers, refuse_comparisons
 from mmrl.core.hooks import AdvantageHooks, PlannerHooks, TermHooks, with_hooks
 from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, SOUND_ADVANTAGE, STD, TARGET_VELOCITY
 from mmrl.core.samples import Video
@@ -21,10 +20,9 @@ from mmrl.data.validate import FILE_ROW
 from mmrl.flow.plan import RolloutPlan, in_few_steps
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.read.evaluate import OF_LATENTS
-from mmrl.policies.flow.settings import FlowPolicyConfig, TeacherSettings
+from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size, own_size, size_text
 from mmrl.policies.flow.write.given import refuse_other_kind
-from mmrl.policies.shared.teachers import refuse_missing_teachers, refuse_no_teachers
 from mmrl.policies.video.decode import frames_to_take
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, PULL, DT))}
@@ -113,14 +111,6 @@ def check_parts(algorithm: Algorithm, policy: FlowPolicyConfig, family: FlowFami
             f"algorithm {label} trains a clip and its sound apart, and policy.model {policy.model!r} draws no sound beside "
             "clips: take LTX-2, or the preset diffusion_nft"
         )
-
-
-def check_teachers(algorithm: Algorithm, teachers: Sequence[TeacherSettings], prompts: Sequence[Prompt], label: str) -> None:
-    """Raise ValueError where an objective reads teachers and there are none, or a prompt names none."""
-    refuse_comparisons(algorithm, label, "flow")
-    if follows_teachers(algorithm):
-        refuse_no_teachers(len(teachers), label, "adapter")
-        refuse_missing_teachers(prompts, [one.name for one in teachers])
 
 
 def check_taught(algorithm: Algorithm, policy: FlowPolicyConfig, prompts: Sequence[Prompt], family: FlowFamily | None) -> None:

@@ -24,17 +24,19 @@ def check_cards(policy: PolicyConfig, ranks: Ranks) -> None:
     device = None if ranks.accelerator is None else ranks.accelerator.device
     if device is not None and device.type == "cuda" and policy.dtype == "bfloat16" and not has_bfloat16():
         log.warning("%s", without_bfloat16(torch.cuda.get_device_name(device)))
-    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.compile:
+    if not isinstance(policy, TextPolicyConfig | FlowPolicyConfig):
+        return
+    if policy.compile:
         alone = ranks.accelerator is None or (ranks.world == 1 and ranks.accelerator.distributed_type.value == "NO")
         refuse_uncompilable(device, alone, policy.weights != "float" or is_coded(policy))
-    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and ranks.is_sharded:
+    if ranks.is_sharded:
         refuse_sharded_codes(policy)
     if isinstance(policy, TextPolicyConfig) and policy.quantized.embeddings == "host" and ranks.world > 1:
         raise ValueError(
             f"policy.quantized.embeddings is 'host', which is for one GPU, and there are {ranks.world} processes: start one, or "
             "leave it out"
         )
-    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.quantized.kernels == "fast":
+    if policy.quantized.kernels == "fast":
         refuse_fast_kernels(ranks)
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mmrl.app.config.run import Resolved, is_free, part_table, with_values
+from mmrl.app.config.algorithm import part_table
+from mmrl.app.config.run import Resolved, is_free, with_values
 from mmrl.app.modality.flow import sketch_of_model
 from mmrl.app.modality.flow_checks import fitting_clip
 from mmrl.app.modality.registry import PolicyConfig
@@ -223,4 +224,4 @@ def without_reference(resolved: Resolved) -> list[Mapping[str, object]] | None:
     kept = [(i, coef, term) for i, (coef, term) in enumerate(terms) if all(reading.model != "ref" for reading in term.reads)]
     if len(kept) in (0, len(terms)):
         return None
-    return [{"coef": coef} | part_table(term, f"algorithm.objective.{i}", assembly) for i, coef, term in kept]
+    return [{"coef": coef} | part_table(term, assembly.uses.get(f"algorithm.objective.{i}")) for i, coef, term in kept]

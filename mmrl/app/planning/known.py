@@ -8,14 +8,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from mmrl.app.config.run import RunConfig
 from mmrl.app.plugins.lab import small_models
 from mmrl.app.run.build import with_local_model
-from mmrl.runtime.cache import cache_folder
+from mmrl.runtime.cache import cache_folder, keep
 
 FOLDER = Path(__file__).parent / "known_models"
 IDS = ("_token_id", "_token_index")
@@ -36,14 +36,11 @@ def with_settings(config: RunConfig) -> RunConfig:
     found = settings_of(config)
     if found is None:
         return config
-    from mmrl.runtime.cache import keep
-
     digest = hashlib.blake2b(found.read_bytes() + Path(__file__).read_bytes(), digest_size=6).hexdigest()
     # Families look at the name of a model.
     folder = cache_folder() / f"settings-{digest}" / found.stem
     read: Known = json.loads(found.read_text(encoding="utf-8"))
-    make = write_generator if "files" in read else write_writer
-    folder = keep(folder, "", config.modality.index_file, lambda place: make(read, place))
+    folder = keep(folder, "", config.modality.index_file, partial(write_files, read))
     return replace(config, policy=replace(config.policy, model=str(folder)))
 
 
@@ -71,15 +68,13 @@ def note_of(config: RunConfig) -> str:
     return said + ("; texts count one token per letter, which is too much" if letters else "")
 
 
-def write_generator(known: Known, folder: Path) -> None:
-    """The configs of a pipeline's parts."""
-    for name, config in known["files"].items():
+def write_files(known: Known, folder: Path) -> None:
+    """The configs of a pipeline's parts, or of a model that writes, with a tokenizer of letters and its class's processor."""
+    for name, config in known.get("files", {}).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(config), encoding="utf-8")
-
-
-def write_writer(known: Known, folder: Path) -> None:
-    """The config of a model that writes, with the ids of a tokenizer of letters, and the processor of its class."""
+    if "files" in known:
+        return
     model, processor = small_models().writer(known["family"])
     small, config = model.config.to_dict(), dict[str, Any](known["config"])
     ids = {"eos_token_id", "pad_token_id", "bos_token_id"}

@@ -80,7 +80,10 @@ def examine(
     """Score all probes several times and look for what is wrong with the answers."""
     need = need_of(reward)
     found = Findings(name, names, counted=counted, needs_answer=need is None or "answer" in need.prompts)
-    found.picklable = can_pickle(reward)
+    try:
+        pickle.dumps(reward)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        found.picklable = False
     try:
         found.values, found.status, _ = probe_scores(name, reward, groups)
         # the first time includes loading
@@ -276,14 +279,6 @@ def difference_when_served(name: str, reward: PlugIn, groups: Sequence[Group]) -
     with serving({name: Served(name, reward, "")}) as base:
         there, _, _ = probe_scores(name, RemoteReward(f"{base}/{name}"), groups)
     return None if same(here, there) else f"served scores differ from local ones by up to {float((here - there).abs().max()):.3g}"
-
-
-def can_pickle(reward: object) -> bool:
-    try:
-        pickle.dumps(reward)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return False
-    return True
 
 
 def extremes(found: Findings) -> tuple[float, float]:

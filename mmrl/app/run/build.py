@@ -107,8 +107,7 @@ def build(
     look_before(config, ranks)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
-        loaded = load_rewards(plug_ins.rewards)
-        train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
+        loaded, train_prompts = load_rewards(plug_ins.rewards), load_prompts(plug_ins.data, f"[data] {config.data.use}")
         held_out, scored = held_out_prompts(config, plug_ins.held_out)
     sampler, config = plug_ins.sampler(train_prompts, config.seed), with_local_model(config, ranks)
     modality, firsts = config.modality, first_prompts(train_prompts)
@@ -129,7 +128,8 @@ def build(
         with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
             policy = policy_of_run(config, algorithm, worlds)
     else:
-        policy = stage_policy(after.policy, config, algorithm)
+        policy = after.policy
+        with_hooks(policy, PolicyHooks).begin_stage(shadows_of(config, algorithm), algorithm.ema_decay, algorithm.views)
     algorithm.check(policy)
     modality.warn_after_load(policy, algorithm, config.evaluation, looked_at)
     if accelerator is not None and after is None:
@@ -159,12 +159,6 @@ def with_rewards(
 def shadows_of(config: RunConfig, algorithm: Algorithm) -> frozenset[str]:
     """The weights that a run keeps beside the live ones."""
     return algorithm.shadows | config.evaluation.weights_beside
-
-
-def stage_policy(policy: Policy, config: RunConfig, algorithm: Algorithm) -> Policy:
-    """The policy of the stage before, with what the next one keeps beside its weights."""
-    with_hooks(policy, PolicyHooks).begin_stage(shadows_of(config, algorithm), algorithm.ema_decay, algorithm.views)
-    return policy
 
 
 def evaluator_of(config: RunConfig, policy: Policy, scored: Sequence[Prompt], rewards: RewardRunner, ranks: Ranks) -> Evaluator:
@@ -211,11 +205,7 @@ def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> t
 
 
 def prompts_beyond(held_out: Sequence[Prompt], taken: int, until: Until) -> list[Prompt]:
-    """The held-out prompts that a goal looks at: those behind the ones that score.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The held-out prompts that a goal looks at, those behind the ones that score; ValueError where there are none."""
     found = first_of_each(held_out, taken + until.num_prompts)[taken:]
     if not found:
         raise ValueError(

@@ -195,16 +195,11 @@ def describe_failure(error: BaseException, ranks: Ranks) -> str:
     name = f"process {ranks.rank} of {ranks.world}"
     if is_for_people(error):
         return f"mmrl, {name}: {sentence(error)}"
-    if is_of_a_neighbour(error):
+    talked = isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and NEIGHBOUR.search(str(error)))
+    if talked:
         reason = str(error).strip().partition("\n")[0]
         return f"mmrl, {name}: stopped because another process did, whose own message says why ({reason})"
     return f"{''.join(traceback.format_exception(error))}mmrl, {name} failed (see above)"
-
-
-def is_of_a_neighbour(error: BaseException) -> bool:
-    """Did talking to another process fail?"""
-    known = isinstance(error, torch.distributed.DistError)
-    return known or (isinstance(error, RuntimeError) and bool(NEIGHBOUR.search(str(error))))
 
 
 OF_A_START = frozenset({".lock", "samples", "tensorboard", "trackio", "versions.json", "wandb"})

@@ -110,7 +110,7 @@ def sample_lines(
                     "spans": answer_spans(prompt, sample),
                     "media_sizes": [list(size) for size in sample.media_sizes],
                     "image": None if sample.image is None else store(folder, sample.image, None if whole else MOST_DRAWN),
-                    "video": None if sample.video is None else store_clip(folder, sample),
+                    "video": None if sample.video is None else store(folder, sample.video) | kept_clip(folder, sample),
                     "sound": None
                     if sample.sound is None
                     else store(folder, sample.sound) | kept_sound(folder, sample.sound, sample.rate or Ear().rate),
@@ -252,11 +252,10 @@ def kept_sound(folder: Path, samples: np.ndarray, rate: int) -> Line:
     return {"sound": f"media/{keep(folder, wav_bytes(samples, rate), '.wav')}"}
 
 
-def store_clip(folder: Path, sample: Sample) -> Line:
-    """A generated video as a strip of frames, and beside it as an .mp4 file where its speed is known and its sides are even."""
-    stored = store(folder, sample.video)
+def kept_clip(folder: Path, sample: Sample) -> Line:
+    """The .mp4 file of a generated video, which lies beside its strip where its speed is known and its sides are even."""
     file = write_clip(folder, sample)
-    return stored if file is None else stored | {"clip": f"media/{file.name}"}
+    return {} if file is None else {"clip": f"media/{file.name}"}
 
 
 def write_clip(folder: Path, sample: Sample) -> Path | None:

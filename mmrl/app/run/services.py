@@ -3,7 +3,7 @@
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +77,14 @@ class AccelerateTrackers(Callback):
         """A table of completions with their scores, and pictures and clips shown or made, of the first `num_examples` groups."""
         chosen = groups[: self.num_examples]
         rows: list[Line] = hide_in_json(example_rows(chosen, scores))
-        texts, shows_clips = captions(rows), not {"wandb", "trackio"}.isdisjoint(self.trackers)
-        pictures = [
-            (f"{split}/{group.prompt.id}/{place}", picture, text)
-            for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
-            for place, picture, text in pictures_of(group, own)
-        ]
-        clips = [
-            (f"{split}/{group.prompt.id}/sample-{i}-clip", file, own[i])
-            for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
-            for i, sample in enumerate(group.samples)
-            if shows_clips and (file := write_clip(self.media, sample)) is not None
-        ]
+        texts, shows_clips = iter(captions(rows)), not {"wandb", "trackio"}.isdisjoint(self.trackers)
+        pictures, clips = list[tuple[str, Image.Image, str]](), list[tuple[str, Path, str]]()
+        for group in chosen:
+            own, tag = list(islice(texts, len(group.samples))), f"{split}/{group.prompt.id}"
+            pictures += [(f"{tag}/{place}", picture, text) for place, picture, text in pictures_of(group, own)]
+            for i, sample in enumerate(group.samples if shows_clips else ()):
+                if (file := write_clip(self.media, sample)) is not None:
+                    clips.append((f"{tag}/sample-{i}-clip", file, own[i]))
         for name, tracker in self.trackers.items():
             EXAMPLES[name](tracker, step, split, rows, pictures, clips)
 
@@ -155,12 +151,6 @@ def captions(rows: Sequence[Line]) -> list[str]:
     """A sample's prompt and total in one line each: 'a red fox: 0.41'."""
     totals = ["no total" if not math.isfinite(row["total"]) else f"{row['total']:.3g}" for row in rows]
     return [f"{row['text'] or row['prompt']}: {total}" for row, total in zip(rows, totals, strict=True)]
-
-
-def in_groups(groups: Sequence[Group], texts: Sequence[str]) -> list[Sequence[str]]:
-    """A text per sample, different for each group."""
-    ends = list(accumulate(len(group.samples) for group in groups))
-    return [texts[end - len(group.samples) : end] for group, end in zip(groups, ends, strict=True)]
 
 
 def example_rows(groups: Sequence[Group], scores: Scores) -> list[Line]:
