@@ -16,11 +16,10 @@ import string
 from collections import Counter
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import InTemplate, answer_block
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl import Need, Prompt, Scored
+from mmrl.answers.block import answer_block
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, score_answers
+from mmrl.answers.questions import OfAnswers
 from mmrl.runtime.ranges import Count
 
 __all__ = ["AnswerRecall"]
@@ -52,20 +51,14 @@ def true_answers(prompt: Prompt) -> list[str]:
 
 
 @dataclass(frozen=True)
-class AnswerRecall(InTemplate):
+class AnswerRecall(OfAnswers[list[str]]):
     """The share of the true answer's words that are there, or all or nothing where it is short."""
 
     long: Count = 5
     """Words of the only true answer above which the share itself is the reward."""
     needs = Need("a text as answer, or several", answer(true_answers))
 
-    pointwise = True
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_answers(group, true_answers, self._score)
-
-    def _score(self, prompt: Prompt, sample: Sample, truths: list[str]) -> Scored:
-        off = is_off(prompt, sample, self.template)
-        found = 0.0 if off else recall(answer_block(completion_text(prompt, sample)), truths)
-        whole = len(truths) == 1 and len(truths[0].split()) > self.long
-        return Scored(found if whole else float(found == 1), {"recall": found, "format": float(not off)})
+    def score(self, text: str | None, truth: list[str], prompt: Prompt) -> Scored:
+        found = 0.0 if text is None else recall(answer_block(text), truth)
+        whole = len(truth) == 1 and len(truth[0].split()) > self.long
+        return Scored(found if whole else float(found == 1), {"recall": found, "format": float(text is not None)})

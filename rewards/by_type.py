@@ -23,7 +23,7 @@ from mmrl.answers import numbers
 from mmrl.answers.block import InTemplate, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.choices import choice_score
-from mmrl.answers.questions import is_off, problem_type, read_letters, true_letters, true_number, true_text
+from mmrl.answers.questions import problem_type, read_letters, text_in_template, true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit
 from mmrl.answers.words import error_rate, rouge
@@ -63,7 +63,7 @@ class ByType(InTemplate):
         return [self._score(kind, group, sample) for sample in group.samples]
 
     def _score(self, kind: str, group: Group, sample: Sample) -> Scored:
-        off = is_off(group.prompt, sample, self.template)
+        off = text_in_template(group.prompt, sample, self.template) is None
         value, unparsed = self._value(kind, group, sample)
         value = 0.0 if off else value
         parts = {kind: value, "unparsed": float(unparsed and not off), "format": float(not off)}
@@ -80,7 +80,7 @@ class ByType(InTemplate):
             attempt = read_spans(prompt, sample, self.unit)
             return attempt.iou, bool(attempt.parts()["unparsed"])
         if kind == "choice":
-            letters = read_letters(prompt, sample)
+            letters = read_letters(prompt, text)
             return choice_score(letters, true_letters(prompt), self.soft), not letters
         if kind in ("number", "regression"):
             truth, number = true_number(prompt), numbers.parse_number(text)

@@ -16,15 +16,14 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import InTemplate
+from mmrl import Need, Prompt, Scored
 from mmrl.answers.choices import choice_score
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, read_letters, score_answers, true_letters
+from mmrl.answers.questions import OfAnswers, read_letters, true_letters
 
 
 @dataclass(frozen=True)
-class Choice(InTemplate):
+class Choice(OfAnswers[frozenset[str]]):
     """Right letters. Text that names none scores 0 and is counted; no answer gets None.
 
     The prompt's answer is "B", "A,C" or a list; its column `options`, if there is one, holds the wordings.
@@ -34,12 +33,8 @@ class Choice(InTemplate):
     """All or nothing (exact), or shares of the right letters (soft)."""
     needs = Need("letters as answer; the column options, the wordings, if answers may be written out", answer(true_letters))
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_answers(group, true_letters, self._score)
-
-    def _score(self, prompt: Prompt, sample: Sample, truth: frozenset[str]) -> Scored:
-        off = is_off(prompt, sample, self.template)
-        letters = frozenset[str]() if off else read_letters(prompt, sample)
+    def score(self, text: str | None, truth: frozenset[str], prompt: Prompt) -> Scored:
+        letters, kept = frozenset[str]() if text is None else read_letters(prompt, text), text is not None
         exact, soft = (choice_score(letters, truth, soft) for soft in (False, True))
-        parts = {"exact": exact, "soft": soft, "unparsed": float(not letters and not off), "format": float(not off)}
+        parts = {"exact": exact, "soft": soft, "unparsed": float(kept and not letters), "format": float(kept)}
         return Scored(soft if self.kind == "soft" else exact, parts)

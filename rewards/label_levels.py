@@ -16,11 +16,10 @@ Licence: Apache-2.0
 import re
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import InTemplate, answer_block
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl import Need, Prompt, Scored
+from mmrl.answers.block import answer_block
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, score_answers, true_text
+from mmrl.answers.questions import OfAnswers, true_text
 from mmrl.runtime.ranges import NonNegative, check_ranges
 
 Label = tuple[str, ...]
@@ -29,7 +28,7 @@ MOST = 1_000
 
 
 @dataclass(frozen=True)
-class LabelLevels(InTemplate):
+class LabelLevels(OfAnswers[str]):
     """The mean over levels of F-measures. A prompt without answer gets None; ValueError for weights that are all 0."""
 
     weights: tuple[NonNegative, ...] = ()
@@ -41,21 +40,17 @@ class LabelLevels(InTemplate):
         if self.weights and not sum(self.weights):
             raise ValueError("label_levels: weights are all 0, so nothing would count: set one above 0, or leave them out")
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_answers(group, lambda prompt: _labels_in(true_text(prompt)), self._score)
-
-    def _score(self, prompt: Prompt, sample: Sample, truth: frozenset[Label]) -> Scored:
-        off = is_off(prompt, sample, self.template)
-        written = frozenset[Label]() if off else _labels_in(answer_block(completion_text(prompt, sample)))
-        deepest = max(map(len, truth | written), default=0)
+    def score(self, text: str | None, truth: str, prompt: Prompt) -> Scored:
+        written, true = _labels_in(answer_block(text or "")), _labels_in(truth)
+        deepest = max(map(len, true | written), default=0)
         found = dict[int, float]()
         for level in range(1, deepest + 1):
-            own, wanted = _first(written, level), _first(truth, level)
+            own, wanted = _first(written, level), _first(true, level)
             found[level] = 2 * len(own & wanted) / (len(own) + len(wanted))
         weights = {level: self._weight(level) for level in found}
         total = sum(weights.values())
         value = sum(weights[level] * share for level, share in found.items()) / total if total else 0.0
-        return Scored(value, {f"level_{level}": share for level, share in found.items()} | {"format": float(not off)})
+        return Scored(value, {f"level_{level}": share for level, share in found.items()} | {"format": float(text is not None)})
 
     def _weight(self, level: int) -> float:
         return self.weights[min(level, len(self.weights)) - 1] if self.weights else 1.0

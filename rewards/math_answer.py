@@ -16,17 +16,16 @@ Licence: own code Apache-2.0; Math-Verify Apache-2.0
 from dataclasses import dataclass
 from math import nan
 
-from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import InTemplate, answer_block
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl import Need, Prompt, Scored
+from mmrl.answers.block import answer_block
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, score_answers
+from mmrl.answers.questions import OfAnswers
 from mmrl.runtime.ranges import Count, Positive
 from mmrl.serving.judges.math_grader import grade_math
 
 
 @dataclass(frozen=True)
-class MathAnswer(InTemplate):
+class MathAnswer(OfAnswers[Prompt]):
     """1 for an answer equal to the true one. No answer in the prompt: None; one that is no expression is an error."""
 
     limit_s: Positive = 5.0
@@ -35,16 +34,11 @@ class MathAnswer(InTemplate):
     """A longer answer is unreadable."""
     needs = Need("a number or a text with LaTeX as answer", answer(), package="math_verify")
 
-    pointwise = True
-
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_answers(group, lambda prompt: str(prompt.answer).strip(), self._score)
-
-    def _score(self, prompt: Prompt, sample: Sample, truth: str) -> Scored:
-        if is_off(prompt, sample, self.template):
+    def score(self, text: str | None, truth: Prompt, prompt: Prompt) -> Scored:
+        if text is None:
             return _score_of(0.0, format=0.0)
-        text = answer_block(completion_text(prompt, sample))
-        grade = grade_math(text, truth, prompt.id, self.limit_s, self.most_characters)
+        wanted = str(prompt.answer).strip()
+        grade = grade_math(answer_block(text), wanted, prompt.id, self.limit_s, self.most_characters)
         value = nan if grade.timeout else float(grade.equal)
         return _score_of(value, unparsed=float(grade.unparsed), timeout=float(grade.timeout))
 

@@ -15,17 +15,15 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Need, Prompt, Sample, Scored
+from mmrl import Need, Prompt, Scored
 from mmrl.answers import numbers
-from mmrl.answers.block import InTemplate
-from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, score_answers, true_number
+from mmrl.answers.questions import OfAnswers, true_number
 from mmrl.runtime.ranges import NonNegative
 
 
 @dataclass(frozen=True)
-class Number(InTemplate):
+class Number(OfAnswers[numbers.Number]):
     """Right or close numbers. Text without one clear number scores 0 and is counted; no answer gets None."""
 
     kind: Literal["exact", "regression", "relative"] = "exact"
@@ -36,13 +34,9 @@ class Number(InTemplate):
     """How far off `exact` may be, in units of the number."""
     needs = Need("a number as answer", answer(true_number))
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_answers(group, true_number, self._score)
-
-    def _score(self, prompt: Prompt, sample: Sample, truth: numbers.Number) -> Scored:
-        off = is_off(prompt, sample, self.template)
-        number = None if off else numbers.parse_number(completion_text(prompt, sample))
-        parts = {"unparsed": float(number is None and not off), "format": float(not off)}
+    def score(self, text: str | None, truth: numbers.Number, prompt: Prompt) -> Scored:
+        number, kept = None if text is None else numbers.parse_number(text), text is not None
+        parts = {"unparsed": float(kept and number is None), "format": float(kept)}
         if number is None:
             return Scored(0.0, {"exact": 0.0, **parts})
         exact = float(numbers.is_close(number, truth, self.relative, self.absolute))

@@ -13,16 +13,15 @@ Licence: own code Apache-2.0; rapidfuzz MIT
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import InTemplate, answer_block
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl import Need, Prompt, Scored
+from mmrl.answers.block import answer_block
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, score_answers, true_text
+from mmrl.answers.questions import OfAnswers, true_text
 from mmrl.answers.words import error_rate
 
 
 @dataclass(frozen=True)
-class OcrWer(InTemplate):
+class OcrWer(OfAnswers[str]):
     """1 - WER or 1 - CER with the true text, never below 0. A prompt without answer gets None."""
 
     of: Literal["words", "characters"] = "words"
@@ -31,13 +30,10 @@ class OcrWer(InTemplate):
     """True: upper and lower case are the same."""
     needs = Need("the text that can be read as answer", answer(true_text), package="rapidfuzz")
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_answers(group, true_text, self._score)
-
-    def _score(self, prompt: Prompt, sample: Sample, truth: str) -> Scored:
-        if is_off(prompt, sample, self.template):
+    def score(self, text: str | None, truth: str, prompt: Prompt) -> Scored:
+        if text is None:
             return Scored(0.0, {"error_rate": 1.0, "format": 0.0})
-        rate = error_rate(self._pieces(answer_block(completion_text(prompt, sample))), self._pieces(truth))
+        rate = error_rate(self._pieces(answer_block(text)), self._pieces(truth))
         return Scored(max(0.0, 1 - rate), {"error_rate": rate, "format": 1.0})
 
     def _pieces(self, text: str) -> list[str]:

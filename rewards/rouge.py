@@ -12,16 +12,15 @@ Licence: own code Apache-2.0; rouge-score Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import InTemplate, answer_block
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl import Need, Prompt, Scored
+from mmrl.answers.block import answer_block
 from mmrl.answers.needs import answer
-from mmrl.answers.questions import is_off, score_answers, true_text
+from mmrl.answers.questions import OfAnswers, true_text
 from mmrl.answers.words import ROUGE_KINDS, rouge
 
 
 @dataclass(frozen=True)
-class Rouge(InTemplate):
+class Rouge(OfAnswers[str]):
     """ROUGE with the true text. An empty answer scores 0; a prompt without answer gets None."""
 
     kinds: tuple[str, ...] = ROUGE_KINDS
@@ -30,11 +29,6 @@ class Rouge(InTemplate):
     """Compare stems of English words."""
     needs = Need("a text as answer", answer(true_text), package="rouge_score")
 
-    def __call__(self, group: Group) -> list[float | Scored | None]:
-        return score_answers(group, true_text, self._score)
-
-    def _score(self, prompt: Prompt, sample: Sample, truth: str) -> Scored:
-        off = is_off(prompt, sample, self.template)
-        text = "" if off else answer_block(completion_text(prompt, sample))
-        parts = rouge(text, truth, self.kinds, self.stem)
-        return Scored(sum(parts.values()) / len(parts), {**parts, "format": float(not off)})
+    def score(self, text: str | None, truth: str, prompt: Prompt) -> Scored:
+        parts = rouge(answer_block(text or ""), truth, self.kinds, self.stem)
+        return Scored(sum(parts.values()) / len(parts), {**parts, "format": float(text is not None)})

@@ -1,11 +1,14 @@
 """The true answer of a row, by the type of its question; rewards on questions start here."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar, cast
 
-from mmrl.answers.block import Template, answer_block, keeps_format
+from mmrl.answers.block import InTemplate, Template, answer_block, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.choices import parse_choices
+from mmrl.answers.needs import Need
 from mmrl.answers.numbers import Number, parse_number
 from mmrl.core.types import Group, Prompt, Sample, Scored
 
@@ -44,24 +47,34 @@ def problem_type(prompt: Prompt, column: str = "problem_type") -> str:
     return kind
 
 
-def score_answers(
-    group: Group, read: Callable[[Prompt], T], score: Callable[[Prompt, Sample, T], Scored]
-) -> list[float | Scored | None]:
-    """The score of each sample of a group beside the true answer; None for all if the prompt has none."""
-    if group.prompt.answer is None:
-        return [None] * len(group.samples)
-    truth = read(group.prompt)
-    return [score(group.prompt, sample, truth) for sample in group.samples]
+@dataclass(frozen=True)
+class OfAnswers(InTemplate, ABC, Generic[T]):
+    """The common base of rewards that compare texts with what `needs` reads of a prompt; where that is None, so are scores."""
+
+    pointwise = True
+    needs: ClassVar[Need]
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        truth = cast(T | None, self.needs.reads(group.prompt, self, "text"))
+        if truth is None:
+            return [None] * len(group.samples)
+        texts = [text_in_template(group.prompt, sample, self.template) for sample in group.samples]
+        return [self.score(text, truth, group.prompt) for text in texts]
+
+    @abstractmethod
+    def score(self, text: str | None, truth: T, prompt: Prompt) -> Scored:
+        """The score of one text; None: it breaks its template."""
 
 
-def is_off(prompt: Prompt, sample: Sample, template: Template | None) -> bool:
-    """True if a template is demanded and the sample's text breaks it."""
-    return template is not None and not keeps_format(completion_text(prompt, sample), template)
+def text_in_template(prompt: Prompt, sample: Sample, template: Template | None) -> str | None:
+    """The sample's text; None if a template is demanded and it breaks it."""
+    text = completion_text(prompt, sample)
+    return text if template is None or keeps_format(text, template) else None
 
 
-def read_letters(prompt: Prompt, sample: Sample) -> frozenset[str]:
-    """The letters that the sample's text names."""
-    return parse_choices(completion_text(prompt, sample), _options(prompt))
+def read_letters(prompt: Prompt, text: str) -> frozenset[str]:
+    """The letters that a text names."""
+    return parse_choices(text, _options(prompt))
 
 
 def true_letters(prompt: Prompt) -> frozenset[str]:
