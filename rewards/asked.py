@@ -12,14 +12,9 @@ Licence: own code Apache-2.0; the picture reward's see there
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from mmrl import Group, Need, Prompt, Scored
+from mmrl import Group, Need, Scored
 from mmrl.serving.inside import AroundPictures, wished
-
-
-def _wish(prompt: Prompt, reward: Any, output: str) -> object:
-    return wished(prompt, reward.column, "asked")
 
 
 @dataclass(frozen=True)
@@ -28,7 +23,11 @@ class Asked(AroundPictures):
 
     column: str = "asked"
     """The column with the user's words."""
-    needs = Need("the column asked", _wish, setup='picture (a reward of pictures, picture.use = "pick_score")')
+    needs = Need(
+        "the column asked",
+        lambda prompt, reward, _: wished(prompt, reward.column, "asked"),
+        setup='picture (a reward of pictures, picture.use = "pick_score")',
+    )
 
     def __call__(self, group: Group) -> Sequence[Scored | None]:
         self.ready()

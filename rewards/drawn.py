@@ -29,10 +29,6 @@ from mmrl.serving.scorers.painting import Asked, Painting, encodable, seed_of, s
 from mmrl.serving.scorers.sizes import ModelSize
 
 
-def _wish(prompt: Prompt, reward: Any, output: str) -> object:
-    return reward.wished(prompt)
-
-
 @dataclass(frozen=True)
 class Drawn(AroundPictures):
     """A picture reward's score of what was drawn from a text. ValueError without a picture reward or a painter."""
@@ -53,7 +49,7 @@ class Drawn(AroundPictures):
     """True: the user's own words are drawn too, from the same noise, for the log. Held-out prompts always have it."""
     needs = Need(
         "the columns that the picture reward reads",
-        _wish,
+        lambda prompt, reward, _: reward.wished(prompt),
         setup='picture (picture.use = "pick_score") and painter (painter.model, run or server)',
     )
     shows = "image"

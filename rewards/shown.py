@@ -18,13 +18,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from mmrl import Group, Need, Prompt, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.runtime.ranges import NonNegative, Number
 from mmrl.serving.inside import AroundPictures, wished
-
-
-def _wish(prompt: Prompt, reward: Any, output: str) -> object:
-    return wished(prompt, reward.wish, "shown")
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Shown(AroundPictures):
     """The column with the user's words, which the picture reward reads; empty: the prompt's text."""
     needs = Need(
         "the columns that the picture reward reads",
-        _wish,
+        lambda prompt, reward, _: wished(prompt, reward.wish, "shown"),
         setup='picture (a reward of pictures, picture.use = "pick_score") and an [environment] that shows some, such as easel',
         turns=True,
     )
