@@ -4,10 +4,8 @@ import json
 import pickle
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from PIL import Image
-from pyarrow import parquet
 from typer.testing import CliRunner
 
 from mmrl.answers.boxes.box import Box
@@ -16,7 +14,6 @@ from mmrl.app.commands.data import split_by_shares
 from mmrl.app.plugins.resolve import load
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.files.pictures import content_hash
-from mmrl.data.layouts.source import guess
 from tests.support.grounding import check_file, convert, split
 from tests.support.videos import even, write_video
 
@@ -116,78 +113,8 @@ def test_writing_fails_as_a_whole(tmp_path):
     assert old.read_text(encoding="utf-8") == '{"x": "é"}\n{"x": 2}\n'
 
 
-def eight(picture, tmp_path):
-    names = [picture(f"{i}.png", colour=(i * 9, 0, 0)) for i in range(8)]
-    return names, [(tmp_path / name).read_bytes() for name in names]
-
-
-def swift(folder, names, data):
-    asked = [{"role": "user", "content": "<image>Where?"}, {"role": "assistant", "content": "[1, 2, 30, 40]"}]
-    rows = [{"messages": asked, "images": [name]} for name in names]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return "rows.jsonl"
-
-
-def llava(folder, names, data):
-    turns = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": "3"}]
-    (folder / "rows.json").write_text(json.dumps([{"image": name, "conversations": turns} for name in names]))
-    return "rows.json"
-
-
-def coco(folder, names, data):
-    found = {
-        "images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(names)],
-        "annotations": [{"id": i, "image_id": i, "category_id": 3, "bbox": [1, 2, 10, 20], "iscrowd": 0} for i in range(8)],
-        "categories": [{"id": 3, "name": "cat"}],
-    }
-    (folder / "instances.json").write_text(json.dumps(found))
-    return "instances.json"
-
-
-def lmms(folder, names, data):
-    rows = [
-        {
-            "image": {"bytes": one, "path": name},
-            "question": "caption?",
-            "answer": ["left cat", "small one"],
-            "bbox": [1.0, 2.0, 10.0, 20.0],
-            "segmentation": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
-            "file_name": name,
-        }
-        for name, one in zip(names, data, strict=True)
-    ]
-    parquet.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
-    return "rows.parquet"
-
-
-LAYOUTS = {"messages": (swift, 1), "llava": (llava, 1), "coco": (coco, 1), "refcoco_lmms": (lmms, 2)}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_other_peoples_layouts_are_split_in_our_words(layout, picture, tmp_path):
-    write, each = LAYOUTS[layout]
-    file = tmp_path / write(tmp_path, *eight(picture, tmp_path))
-    said, *parts = split_by_shares(file, tmp_path / "out", ["train=0.75", "test=0.25"])
-    assert said.startswith(f"{file}: read as {layout}: ") and said.endswith("guessed, --as NAME says otherwise")
-    outside = f"files lie outside {tmp_path / 'out'} and are named by absolute paths: --copy brings them along"
-    notes = ("", "") if layout == "refcoco_lmms" else (f"\n  6 {outside}", f"\n  2 {outside}")
-    assert [part.partition(": ")[2] for part in parts] == [
-        f"{n} rows, {n} pictures{note}" for n, note in zip((6, 2), notes, strict=True)
-    ]
-    train, test = (tmp_path / "out" / f"{name}.jsonl" for name in ("train", "test"))
-    assert not hashes(train) & hashes(test)
-    data_set = guess(train).data_set
-    before, after = load(data_set, "datasets")(file), [p for part in (train, test) for p in load(data_set, "datasets")(part)]
-    assert len(before) == len(after) == 8 * each
-
-    def contents(prompts):
-        return sorted((content_hash(p.media[0]), p.text, repr(p.answer)) for p in prompts)
-
-    assert contents(before) == contents(after)
-
-
 def test_two_layouts_are_refused_unless_one_is_said(picture, jsonl, tmp_path):
-    names, _ = eight(picture, tmp_path)
+    names = [picture(f"{i}.png", colour=(i * 9, 0, 0)) for i in range(4)]
     turns = {"messages": [{"role": "user", "content": "Where?"}], "conversations": [{"from": "human", "value": "There?"}]}
     file = jsonl(*({"image": name, "answer": 1, **turns} for name in names))
     with pytest.raises(ValueError, match="may be messages or llava: say which, with --as messages or --as llava"):
@@ -312,18 +239,6 @@ def test_refcoco(coco_file, tmp_path, suffix):
     assert (one.id, one.text, one.answer) == ("5-0", "left cat", Box(1, 2, 11, 22))
     assert (two.id, two.text, two.answer) == ("5-1", "small one", Box(1, 2, 11, 22))
     assert convert(refs, "refcoco", tmp_path / "again.jsonl", tmp_path / "images").num_rows == 10
-
-
-class Bomb:
-    def __reduce__(self):
-        return print, ("code ran",)
-
-
-def test_a_pickle_that_could_run_code_is_refused(coco_file, tmp_path, capsys):
-    (coco_file.parent / "refs(x).p").write_bytes(pickle.dumps([Bomb()]))
-    with pytest.raises(ValueError, match=r"refs\(x\)\.p is not a pickle of plain data: it names builtins\.print"):
-        convert(coco_file.parent, "refcoco", tmp_path / "refs.jsonl")
-    assert capsys.readouterr().out == ""
 
 
 def test_mistakes_are_named_and_leave_no_file(coco_file, tmp_path):
