@@ -107,8 +107,7 @@ class PhotoEdit:
         if said is None or drawn is None:
             named = ("names", "values", "picture", *([MASKED] if MASKS in wanted else []))
             return Scored(0.0, {**dict.fromkeys(named, 0.0), "unparsed": 1.0})
-        found = agreement(said, wanted, self.thresholds)
-        parts = {"names": found.names, "values": found.values, "picture": likeness(lab_of(drawn), target, self.k)}
+        parts = {**agreement(said, wanted, self.thresholds), "picture": likeness(lab_of(drawn), target, self.k)}
         if MASKS in wanted:
             parts[MASKED] = masks_agreement(said.get(MASKS), wanted[MASKS])
         return Scored(sum(parts.values()) / len(parts), {**parts, "unparsed": 0.0})

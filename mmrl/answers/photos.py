@@ -7,7 +7,7 @@ own: it knows four operations, and its pictures are not Lightroom's.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,25 +44,19 @@ TO_XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0
 """Of linear sRGB; white is D65."""
 
 
-class EditAgreement(NamedTuple):
-    """Both in [0, 1]."""
+def agreement(said: Edits, wanted: Edits, thresholds: Mapping[str, float] = THRESHOLDS) -> dict[str, float]:
+    """The parts `names` (common ones, as a share of all) and `values`, their mean of max(0, 1 - |difference| / threshold).
 
-    names: float
-    """Names that both have, as a share of all."""
-    values: float
-    """The mean over common names of max(0, 1 - |difference| / threshold)."""
-
-
-def agreement(said: Edits, wanted: Edits, thresholds: Mapping[str, float] = THRESHOLDS) -> EditAgreement:
-    """How far two edits have the same names and values. An edit without parameters agrees with nothing."""
+    An edit without parameters agrees with nothing.
+    """
     if not said or not wanted:
-        return EditAgreement(0.0, 0.0)
+        return {"names": 0.0, "values": 0.0}
     own, true = ({name for name in edits if not LEFT_OUT.fullmatch(name)} for edits in (said, wanted))
     if not own | true:
-        return EditAgreement(1.0, 0.0)
+        return {"names": 1.0, "values": 0.0}
     common = sorted(own & true)
     values = [closeness(said[name], wanted[name], thresholds.get(name, 1.0)) for name in common]
-    return EditAgreement(len(common) / len(own | true), sum(values) / len(values) if values else 0.0)
+    return {"names": len(common) / len(own | true), "values": sum(values) / len(values) if values else 0.0}
 
 
 def closeness(said: object, wanted: object, threshold: float) -> float:

@@ -44,8 +44,8 @@ def parameters(vector: Vector) -> None:
     assert all(told[name] == value for name, value in THRESHOLDS.items())
     for i, case in enumerate(vector.inputs["cases"]):
         found = agreement(case["predicted"], case["truth"], told)
-        close(found.names, vector.outputs["names"][i], vector.tolerance, f"names {i}")
-        close(found.values, vector.outputs["values"][i], vector.tolerance, f"values {i}")
+        close(found["names"], vector.outputs["names"][i], vector.tolerance, f"names {i}")
+        close(found["values"], vector.outputs["values"][i], vector.tolerance, f"values {i}")
 
 
 @check("jarvisart.masks")

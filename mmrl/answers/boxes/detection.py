@@ -1,7 +1,7 @@
 """Measures of how well predicted boxes fit true ones. All boxes of one call must share one space."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -13,34 +13,20 @@ Ties = Literal["together", "order"]
 order: as written, as COCO's tool does, so that false boxes after the right ones are free."""
 
 
-class Match(NamedTuple):
-    """A pair of a predicted and a true box, by their places in the two sequences."""
+def match(overlaps: np.ndarray, threshold: float = 0.0) -> list[float]:
+    """The IoU of one-to-one pairs: as many as reach IoU > 0 and >= threshold, of those the largest sum.
 
-    predicted: int
-    truth: int
-    iou: float
-
-
-def match_boxes(predicted: Sequence[Box], truth: Sequence[Box], threshold: float = 0.0, labels: bool = False) -> list[Match]:
-    """One-to-one pairs: as many as reach IoU > 0 and >= threshold, of those the largest sum of IoU; `labels`: equal ones only."""
-    return match(_overlaps(predicted, truth, labels), threshold)
-
-
-def match(overlaps: np.ndarray, threshold: float = 0.0) -> list[Match]:
-    """`match_boxes` for any kind of thing, from the IoU of every pair (predicted, true)."""
+    `overlaps` holds the IoU of every pair (predicted, true).
+    """
     allowed = (overlaps > 0) & (overlaps >= threshold)
     # a further pair is worth more than all IoU together, so that the number of pairs comes first
     worth = np.where(allowed, 1 + overlaps / (1 + min(overlaps.shape)), 0.0)
-    return [Match(i, j, float(overlaps[i, j])) for i, j in best_pairs(worth) if allowed[i, j]]
+    return [float(overlaps[i, j]) for i, j in best_pairs(worth) if allowed[i, j]]
 
 
 def f1(predicted: Sequence[Box], truth: Sequence[Box], threshold: float = 0.5, labels: bool = False) -> float:
     """2 TP / (predicted + true), with pairs of IoU >= threshold as TP; 1 when both are empty."""
-    return f1_of(_overlaps(predicted, truth, labels), threshold)
-
-
-def f1_of(overlaps: np.ndarray, threshold: float) -> float:
-    """`f1` for any kind of thing, from the IoU of every pair (predicted, true)."""
+    overlaps = overlaps_of(predicted, truth, labels)
     return 2 * len(match(overlaps, threshold)) / sum(overlaps.shape) if sum(overlaps.shape) else 1.0
 
 
@@ -48,7 +34,7 @@ def mean_iou(predicted: Sequence[Box], truth: Sequence[Box], labels: bool = Fals
     """Sum of matched IoU / max(predicted, true): a box without partner, on either side, counts 0; 1 when both are empty."""
     if not predicted and not truth:
         return 1.0
-    return sum(match.iou for match in match_boxes(predicted, truth, labels=labels)) / max(len(predicted), len(truth))
+    return sum(match(overlaps_of(predicted, truth, labels))) / max(len(predicted), len(truth))
 
 
 def mean_average_precision(predicted: Sequence[Box], truth: Sequence[Box], ties: Ties = "together") -> float:
@@ -63,7 +49,7 @@ def mean_average_precision(predicted: Sequence[Box], truth: Sequence[Box], ties:
     for name in names:
         some = [box for box in predicted if box.label == name]
         true = [box for box in truth if box.label == name]
-        overlaps = _overlaps(some, true, labels=False)
+        overlaps = iou_matrix(some, true)
         values.extend(average_precision(overlaps, threshold, ties) for threshold in COCO_THRESHOLDS)
     return sum(values) / len(values)
 
@@ -110,7 +96,8 @@ def best_pairs(worth: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
-def _overlaps(predicted: Sequence[Box], truth: Sequence[Box], labels: bool) -> np.ndarray:
+def overlaps_of(predicted: Sequence[Box], truth: Sequence[Box], labels: bool) -> np.ndarray:
+    """IoU of every pair (predicted, true); with `labels` 0 for those of different labels."""
     overlaps = iou_matrix(predicted, truth)
     if labels:
         same = [p.label == t.label for p in predicted for t in truth]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmrl.answers.boxes.detection import COCO_THRESHOLDS, Ties, average_precision, f1_of
+from mmrl.answers.boxes.detection import COCO_THRESHOLDS, Ties, average_precision
 from mmrl.answers.spans.interval import Interval, merge_spans, temporal_iou
 
 
@@ -17,11 +17,6 @@ def mean_average_precision(predicted: Sequence[Interval], truth: Sequence[Interv
         return 1.0
     overlaps = iou_matrix(predicted, truth)
     return sum(average_precision(overlaps, threshold, ties) for threshold in COCO_THRESHOLDS) / len(COCO_THRESHOLDS)
-
-
-def f1(predicted: Sequence[Interval], truth: Sequence[Interval], threshold: float = 0.5) -> float:
-    """2 TP / (predicted + true), with one-to-one pairs of IoU >= threshold as TP; 1 when both are empty."""
-    return f1_of(iou_matrix(predicted, truth), threshold)
 
 
 def key_frame_hit(times: Sequence[float], truth: Sequence[Interval]) -> float:

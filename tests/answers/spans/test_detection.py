@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrl.answers.boxes.detection import COCO_THRESHOLDS
-from mmrl.answers.spans.detection import f1, key_frame_hit, mean_average_precision
+from mmrl.answers.spans.detection import key_frame_hit, mean_average_precision
 from mmrl.answers.spans.interval import Interval, temporal_iou
 
 TICKS = st.integers(0, 20)
@@ -43,14 +43,6 @@ def test_average_precision_by_hand():
     assert (
         mean_average_precision([], []) == 1 and mean_average_precision([], truth) == 0 and mean_average_precision(truth, []) == 0
     )
-
-
-def test_f1_pairs_one_to_one():
-    truth = [Interval(0, 10), Interval(20, 30)]
-    # two predictions on one true span are one hit: 2 * 1 / (2 + 2)
-    assert f1([Interval(0, 10), Interval(0, 9)], truth) == 0.5
-    assert f1([Interval(1, 10), Interval(20, 29)], truth, 0.9) == 1 and f1([Interval(1, 10)], truth, 0.95) == 0
-    assert f1([], []) == 1 and f1([], truth) == 0
 
 
 def test_key_frames():
