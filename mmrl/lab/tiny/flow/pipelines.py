@@ -7,7 +7,7 @@ the autoencoder halves both sides three times and time twice.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -31,8 +31,8 @@ from mmrl.lab.tiny.flow.pipeline_parts import (
     t5_reader,
     t5_tokenizer,
 )
-from mmrl.lab.tiny.flow.sound import SOUND_PIPELINES
-from mmrl.lab.tiny.text.vlms import draw_weights, gemma3, qwen3_vl
+from mmrl.lab.tiny.flow.sound_generator import stable_audio3
+from mmrl.lab.tiny.text.vlms import by_name, draw_weights, gemma3, qwen3_vl
 from mmrl.lab.tiny.tokenizer import qwen_tokenizer
 
 BOUNDARY = 0.6
@@ -212,24 +212,6 @@ def vocoder(newer: bool) -> HubObject:
     upper: Kwargs = {f"bwe_{name}": value for name, value in layers.items()} | {"bwe_upsample_factors": [4, 2]}
     window: Kwargs = {"filter_length": 16, "hop_length": 4, "window_length": 16, "num_mel_channels": 8}
     return LTX2VocoderWithBWE(input_sampling_rate=400, output_sampling_rate=800, **layers, **upper, **window)
-
-
-CLIP_PIPELINES: dict[str, Callable[[], HubObject]] = {
-    "sana": sana,
-    "sana_video": sana_video,
-    "sana_i2v": partial(sana_video, "SanaImageToVideoPipeline", partial(scheduler, shift=3.0)),
-    "hunyuan15": hunyuan15,
-    "hunyuan15_i2v": hunyuan15_i2v,
-    "ltx2": ltx2,
-    "ltx23": partial(ltx2, newer=True),
-    "ltx2_i2v": partial(ltx2, kind="LTX2ImageToVideoPipeline"),
-    "wan": wan,
-    "wan_5b": wan_5b,
-    "wan_a14b": wan_a14b,
-    "wan_i2v": wan_i2v,
-    "wan_i2v_a14b": wan_i2v_a14b,
-}
-"""Name -> how it is built."""
 
 
 QWEN_EDIT_TEMPLATE = (
@@ -461,22 +443,17 @@ def sdxl() -> HubObject:
     )
 
 
-PIPELINES: dict[str, Callable[[], HubObject]] = {
-    "sd3": sd3,
-    "flux": flux,
+PIPELINES: Mapping[str, Callable[[], HubObject]] = {
+    **by_name(sd3, flux),
     "kontext": lambda: hub("FluxKontextPipeline", **flux().components),
-    "qwen_image": qwen_image,
+    **by_name(qwen_image),
     "qwen_edit": lambda: qwen_edit_of(qwen_image()),
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
-    "z_image": z_image,
-    "flux2": flux2,
-    "flux2_klein": flux2_klein,
-    "krea2": krea2,
-    "qwen_image21": qwen_image21,
-    "chroma": chroma,
-    "lumina2": lumina2,
-    "sd15": sd15,
-    "sdxl": sdxl,
-    **CLIP_PIPELINES,
-    **SOUND_PIPELINES,
+    **by_name(z_image, flux2, flux2_klein, krea2, qwen_image21, chroma, lumina2, sd15, sdxl, sana, sana_video),
+    "sana_i2v": partial(sana_video, "SanaImageToVideoPipeline", partial(scheduler, shift=3.0)),
+    **by_name(hunyuan15, hunyuan15_i2v, ltx2),
+    "ltx23": partial(ltx2, newer=True),
+    "ltx2_i2v": partial(ltx2, kind="LTX2ImageToVideoPipeline"),
+    **by_name(wan, wan_5b, wan_a14b, wan_i2v, wan_i2v_a14b, stable_audio3),
 }
+"""Name -> how it is built."""

@@ -16,8 +16,8 @@ from mmrl.data.drawn import shapes
 from mmrl.data.drawn.sounds.tones import RATE, SECONDS, Tones
 from mmrl.lab.tiny import teaching
 from mmrl.lab.tiny.byte_tokens import HubObject, byte_tokenizer, hub
-from mmrl.lab.tiny.flow import pipeline_parts, sound
-from mmrl.lab.tiny.flow.pipeline_parts import add_words, scheduler
+from mmrl.lab.tiny.flow import pipeline_parts
+from mmrl.lab.tiny.flow.pipeline_parts import add_words, network, scheduler
 from mmrl.lab.tiny.teaching import GeneratorStart, Noisy, Note
 
 PATCH = 1000
@@ -69,7 +69,7 @@ def untaught(settings: SoundStart) -> HubObject:
     )
     raise_text(transformer)
     raise_places(transformer)
-    reader = sound.text_encoder(tokenizer, text, layers=1)
+    reader = text_encoder(tokenizer, text, layers=1)
     # as CLIP's in the demo of pictures: words that begin faint all look alike for minutes
     nn.init.normal_(reader.get_input_embeddings().weight, std=1.0)
     return hub(
@@ -77,7 +77,7 @@ def untaught(settings: SoundStart) -> HubObject:
         vae=_autoencoder(settings),
         text_encoder=reader,
         tokenizer=tokenizer,
-        duration_embedder=sound.duration_embedder(text),
+        duration_embedder=duration_embedder(text),
         transformer=transformer,
         scheduler=scheduler(num_train_timesteps=1, shift=1.0),
     )
@@ -172,4 +172,58 @@ def pass_sounds(vae: HubObject) -> None:
             module.norm_attn.gamma.fill_(2.0)
 
 
-KIND = teaching.PipelineKind(untaught, lesson, (shapes, sound, pipeline_parts, teaching))
+def text_encoder(tokenizer: HubObject, width: int, layers: int = 2) -> HubObject:
+    """The encoder half of a T5Gemma."""
+    half = hub(
+        "T5GemmaModuleConfig",
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=width // 2,
+        max_position_embeddings=64,
+        sliding_window=64,
+        layer_types=["full_attention"] * layers,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=None,
+    ).to_dict()
+    return hub("T5GemmaEncoderModel", hub("T5GemmaConfig", encoder=half, decoder=half, is_encoder_decoder=False))
+
+
+def duration_embedder(width: int, fourier: int = 16) -> HubObject:
+    """The part that reads the length."""
+    from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAudio3DurationEmbedder
+
+    return StableAudio3DurationEmbedder(output_dim=width, fourier_dim=fourier)
+
+
+@torch.no_grad()
+def open_branches(vae: HubObject) -> None:
+    """Draw the last layers of an autoencoder's branches: they start at 0, and waves would be the same for all latents."""
+    for name, module in vae.named_modules():
+        if name.endswith(("attn.to_out", "ff.proj_out")):
+            nn.init.normal_(module.weight, std=0.5)
+
+
+def stable_audio3() -> HubObject:
+    """One with random weights, of 16 samples a second, four of them a latent."""
+    tokenizer, width = byte_tokenizer({}), 16
+    tokenizer.padding_side, tokenizer.model_max_length = "right", 48
+    transformer = network("StableAudio3DiTModel")
+    vae = network("AutoencoderSAME")
+    open_branches(vae)
+    return hub(
+        "StableAudio3Pipeline",
+        vae=vae,
+        text_encoder=text_encoder(tokenizer, width),
+        tokenizer=tokenizer,
+        duration_embedder=duration_embedder(width),
+        transformer=transformer,
+        scheduler=scheduler(num_train_timesteps=1, shift=1.0),
+    )
+
+
+KIND = teaching.PipelineKind(untaught, lesson, (shapes, pipeline_parts, teaching))
