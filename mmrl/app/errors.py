@@ -55,6 +55,7 @@ BUGS = (
 """Exceptions of exactly these classes, outside of plug-ins, are bugs of mmrl and not mistakes of its user."""
 PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = (PACKAGE / "_shipped", PACKAGE.parent / "rewards", PACKAGE.parent / "datasets", PACKAGE.parent / "environments")
+"""The folders of plug-ins that came with mmrl."""
 WHERE = "--traceback shows where"
 
 
@@ -108,16 +109,11 @@ def words(error: BaseException) -> str:
     worded = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("mmrl.")
     if place and not worded:
         return f"{place} raised {kind}: {text} ({WHERE})"
-    if place and not is_shipped(place):
+    if place and not any(Path(place.rpartition(", line ")[0]).is_relative_to(folder) for folder in SHIPPED):
         return f"{text} ({place})"
     if worded and module_of(error).partition(".")[0].startswith("mmrl"):
         return text or kind
     return f"{text or 'no reason given'} ({kind} in {module_of(error)}; {WHERE})"
-
-
-def is_shipped(place: str) -> bool:
-    """Is it a line of a plug-in that came with mmrl?"""
-    return any(Path(place.rpartition(", line ")[0]).is_relative_to(folder) for folder in SHIPPED)
 
 
 def module_of(error: BaseException) -> str:

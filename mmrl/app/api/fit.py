@@ -106,7 +106,10 @@ def fit(
         RuntimeError: a process that the run started reads the program again and comes to this call.
     """
     refuse_second_reading()
-    check_inputs(rewards, resume, output)
+    if isinstance(rewards, str):
+        raise ValueError('rewards is a list: rewards=["iou"], rewards=[function]')
+    if resume and output is None:
+        raise ValueError("resume=True needs output: the folder of the run to go on with")
     lent = Lent()
     values = {
         "algorithm": lent.algorithm(algorithm),
@@ -139,13 +142,6 @@ def finished_policy(resolved: Resolved, run: RunDir) -> Policy:
         policy = build(last.resolved).policy
     policy.load_state_dict(load_state(run)["policy"])
     return policy
-
-
-def check_inputs(rewards: Sequence[RewardInput], resume: bool, output: str | Path | None) -> None:
-    if isinstance(rewards, str):
-        raise ValueError('rewards is a list: rewards=["iou"], rewards=[function]')
-    if resume and output is None:
-        raise ValueError("resume=True needs output: the folder of the run to go on with")
 
 
 def refuse_second_reading() -> None:

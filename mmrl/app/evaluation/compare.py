@@ -103,24 +103,18 @@ class Comparison:
 
     def facts(self) -> dict[str, object]:
         """The comparison as programs read it: `mmrl compare --json`."""
-        also = [
-            {"name": one.name, "prompts": one.num_shared, "changes": changes_of(one.differences), "held_out": one.held_out}
-            for one in self.also
-        ]
+
+        def own(one: Comparison | AlsoCompared) -> dict[str, object]:
+            return {"prompts": one.num_shared, "changes": [each.facts() for each in one.differences], "held_out": one.held_out}
+
         return {
             "names": self.names,
             "settings": [{"setting": name, "a": a, "b": b} for name, a, b in self.settings],
-            "prompts": self.num_shared,
-            "changes": changes_of(self.differences),
-            "held_out": self.held_out,
-            "also": also,
+            **own(self),
+            "also": [{"name": one.name, **own(one)} for one in self.also],
             "training": self.training,
             "notices": self.notices,
         }
-
-
-def changes_of(differences: Sequence[PairedChange]) -> list[dict[str, object]]:
-    return [one.facts() for one in differences]
 
 
 def compare(a: Path | str, b: Path | str) -> Comparison:

@@ -268,7 +268,11 @@ class Page:
                 "curves": self._part("curves", feed.seen[:2], lambda: self._curves(data)),
                 "samples": self._part("samples", newest_at, lambda: self._samples(data, newest)),
                 "warnings": self._part("warnings", feed.seen[2], lambda: {"warnings": data.warnings[-WARNINGS_SHOWN:][::-1]}),
-                "timing": self._part("timing", feed.seen[0], lambda: self._timing(data)),
+                "timing": self._part(
+                    "timing",
+                    feed.seen[0],
+                    lambda: {"phases": phases(feed.recent), "count": len(feed.recent), "band": time_band(data.train)},
+                ),
             }
 
     def html(self) -> str:
@@ -302,10 +306,6 @@ class Page:
                 groups.append((split, step, [], f"{file.name} is damaged ({type(error).__name__}), and is not shown."))
         shown = [item.row for _, _, items, _ in groups for item in items]
         return {"groups": groups, "boxes": any(row.truth for row in shown), "spans": any(row.spans for row in shown)}
-
-    def _timing(self, data: RunData) -> Mapping[str, object]:
-        recent = self.feed.recent
-        return {"phases": phases(recent), "count": len(recent), "band": time_band(data.train)}
 
 
 def address(file: Path) -> str:
