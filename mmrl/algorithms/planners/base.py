@@ -30,7 +30,7 @@ def seed_of(seed: int, group_id: int) -> int:
 
 
 class PromptByPrompt(PlannerHooks):
-    """What is sampled of a prompt depends on no other one."""
+    """A planner that asks for the samples of every prompt by itself."""
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         """The requests of a step begin with these; a step may call this several times, for fresh prompts."""

@@ -6,9 +6,8 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ import torch
 
 from mmrl.core.samples import Group
 from mmrl.runtime.calls import Threads, first_of, is_coroutine, result_of, settle, wait_within, within
-from mmrl.runtime.net.loops import contain, loop
+from mmrl.runtime.net.loops import loop
 from mmrl.runtime.process_state import process_state, refuse_change
 from mmrl.runtime.ranges import CountOrNone, NonNegative, Number, Range, check_ranges
 from mmrl.runtime.workers import NEVER_AGAIN, WorkerProcess
@@ -114,7 +113,6 @@ class RewardCaller:
         if self.where == "process":
             for _ in range(self.workers):
                 self._processes.put(WorkerProcess(self._target()))
-        self._limit: asyncio.Semaphore | None = None
         self._moved = False
         self._lock = threading.Lock()
 
@@ -129,9 +127,7 @@ class RewardCaller:
             beside: the run has something else to do meanwhile.
             is_alone: no other reward runs meanwhile, so that settings of the process that change are this one's doing.
         """
-        if self.is_async:
-            return asyncio.run_coroutine_threadsafe(contain(self._answer_async(groups)), loop())
-        if self.is_inline(beside):
+        if self.is_inline(beside) and not self.is_async:
             future: Future[RawAnswer] = Future()
             settle(future, lambda: self._answer_alone(groups) if is_alone else self._answer(groups))
             return future
@@ -158,12 +154,15 @@ class RewardCaller:
 
     def _answer(self, groups: Sequence[Group]) -> RawAnswer:
         self._arrive()
-        with self._time(), torch.no_grad():
-            known = self._look(groups)
-            if known is None:
-                return self._with_retries(groups)
-            assert self.cache is not None
-            return known.answer() if known.rest is None else self.cache.learn(known, self._with_retries([known.rest]))
+        start = time.perf_counter()
+        try:
+            with torch.no_grad():
+                known = self._look(groups)
+                if known is None or self.cache is None:
+                    return self._with_retries(groups)
+                return known.answer() if known.rest is None else self.cache.learn(known, self._with_retries([known.rest]))
+        finally:
+            self.meter.seconds.append(time.perf_counter() - start)
 
     def _answer_alone(self, groups: Sequence[Group]) -> RawAnswer:
         before = process_state()
@@ -175,36 +174,15 @@ class RewardCaller:
         refuse_change(before)
         return answer
 
-    async def _answer_async(self, groups: Sequence[Group]) -> RawAnswer:
-        if self._limit is None:
-            self._limit = asyncio.Semaphore(self.workers)
-        async with self._limit:
-            self._arrive()
-            with self._time():
-                known = self._look(groups)
-                if known is None:
-                    return await self._with_retries_async(groups)
-                assert self.cache is not None
-                if known.rest is None:
-                    return known.answer()
-                return self.cache.learn(known, await self._with_retries_async([known.rest]))
-
     def _look(self, groups: Sequence[Group]) -> Known | None:
         """The cache's knowledge of the one group; None without a cache."""
         if self.cache is None:
             return None
         known = self.cache.look(groups[0])
-        self.meter.asked += len(groups[0].samples)
-        self.meter.found += len(known.answers)
+        with self._lock:
+            self.meter.asked += len(groups[0].samples)
+            self.meter.found += len(known.answers)
         return known
-
-    @contextmanager
-    def _time(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.meter.seconds.append(time.perf_counter() - start)
 
     def _with_retries(self, groups: Sequence[Group]) -> RawAnswer:
         for attempt in range(self.calling.retries + 1):
@@ -233,24 +211,10 @@ class RewardCaller:
             # of a generator one too many and no further: it may never end
             return first_of(target(argument), len(groups) if self.whole_step else len(groups[0].samples))
 
-        answer = asked() if self.timeout_s is None else within(self.timeout_s, asked)
+        answer = asked() if self.timeout_s is None or self.is_async else within(self.timeout_s, asked)
         if not inspect.isawaitable(answer):
             return answer
         return result_of(asyncio.run_coroutine_threadsafe(wait_within(answer, self.timeout_s), loop()))
-
-    async def _with_retries_async(self, groups: Sequence[Group]) -> RawAnswer:
-        argument = list(groups) if self.whole_step else groups[0]
-        for attempt in range(self.calling.retries + 1):
-            try:
-                return await wait_within(self._target()(argument), self.timeout_s)
-            except NEVER_AGAIN:
-                raise
-            except Exception:
-                if attempt == self.calling.retries:
-                    raise
-            self.meter.retried += 1
-            await asyncio.sleep(self._pause(attempt))
-        raise AssertionError
 
     def _target(self) -> Callable[..., RawAnswer]:
         return getattr(self.function, "score_all") if self.whole_step else self.function  # noqa: B009 - a function has none
