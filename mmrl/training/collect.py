@@ -49,37 +49,34 @@ class Collected:
     """The same with weights that might have written them by mistake, by their number of steps."""
 
 
+@dataclass(eq=False)
 class Collector:
     """Draws prompts (the same on all ranks), samples this rank's groups and scores them.
 
     `training/ahead` has one that does so in a thread of its own, some steps before they train.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        sampler: PromptSampler,
-        rewards: RewardRunner,
-        algorithm: Algorithm,
-        settings: TrainSettings,
-        ranks: Ranks,
-        reader: ReferenceReads,
-    ) -> None:
-        self.policy, self.sampler, self.rewards, self.ranks, self.reader = policy, sampler, rewards, ranks, reader
-        self.planner, self.group_size = algorithm.planner, algorithm.group_size
-        self.num_prompts, self.seed = settings.prompts_per_step, settings.seed
+    policy: Policy
+    sampler: PromptSampler
+    rewards: RewardRunner
+    algorithm: Algorithm
+    settings: TrainSettings
+    ranks: Ranks
+    reader: ReferenceReads
+
+    def __post_init__(self) -> None:
+        policy, sampler, settings = self.policy, self.sampler, self.settings
+        self.planner, self.ahead = self.algorithm.planner, settings.ahead
         self.next_group = 0
         self.skipped: dict[str, str] = {}
         """Id of a prompt that could not be shown -> what was wrong with it."""
         begin_replay(self.planner, sampler, policy)
         if VALUE.quantity in policy.offers:
-            with_hooks(sampler, Judged).ask(PromptValues(policy, ranks))
-        self.draw = Drawing(sampler, policy, ranks, settings.max_skipped, self.skipped) if settings.max_skipped else sampler.draw
+            with_hooks(sampler, Judged).ask(PromptValues(policy, self.ranks))
+        skips = settings.max_skipped
+        self.draw = Drawing(sampler, policy, self.ranks, skips, self.skipped) if skips else sampler.draw
         self.stored: dict[int, Seen | None] = {}
         """Groups of this step that hold a row of an earlier one, and what the row's group was like."""
-        self.parts = settings.rollout_parts
-        """Number of parts in which a round is sampled; rewards score one part while the next is sampled."""
-        self.ahead, self.steps = settings.ahead, settings.steps
 
     def take(self, step: int, sampling: Callable[[int], object], state: "RunState") -> Collected:
         """The rows of a step, counted from 0; `sampling` says how a step, counted from 1, is sampled."""
@@ -114,7 +111,7 @@ class Collector:
         self.stored = {}
         probed: dict[int, ProbeScores] = {}
         gone: dict[int, list[float]] = {}
-        requests, rounds, drawn = self.requests_for(self.num_prompts), 0, 0
+        requests, rounds, drawn = self.requests_for(self.settings.prompts_per_step), 0, 0
         while True:
             before = 0 if rollouts is None else len(rollouts)
             rollouts, again, fresh_tables = self.sample_and_score(requests, sampling, rollouts, times)
@@ -188,15 +185,16 @@ class Collector:
         return replace(fresh, recorded={**fresh.recorded, **self.reader.read_live(fresh, list(wanted))}) if wanted else fresh
 
     def split_requests(self, requests: Sequence[Request]) -> list[list[Request]]:
-        """The requests in `parts` lists of whole groups; equally many on every rank, since ranks sample together."""
+        """The requests in `rollout_parts` lists of whole groups; equally many on every rank, since ranks sample together."""
         ids = list(dict.fromkeys(request.group_id for request in requests))
-        count = max(1, self.ranks.most(min(self.parts, len(ids))))
+        count = max(1, self.ranks.most(min(self.settings.rollout_parts, len(ids))))
         part_of = {group_id: i * count // len(ids) for i, group_id in enumerate(ids)}
         return [[request for request in requests if part_of[request.group_id] == part] for part in range(count)]
 
     def requests_for(self, num_prompts: int) -> list[Request]:
         """This rank's requests for newly drawn prompts; group ids are the same whatever the number of ranks."""
-        requests = self.planner.first(self.draw(num_prompts), self.group_size, self.next_group, self.seed)
+        size, seed = self.algorithm.group_size, self.settings.seed
+        requests = self.planner.first(self.draw(num_prompts), size, self.next_group, seed)
         ids = sorted({request.group_id for request in requests})
         self.next_group = max(ids, default=self.next_group - 1) + 1
         mine = set(self.ranks.share_out(ids))
@@ -206,8 +204,8 @@ class Collector:
         """Let the policy prepare this rank's next prompts while the update runs."""
         policy = with_hooks(self.policy, PolicyHooks)
         if policy.prefetches:
-            each = self.num_prompts // self.ranks.world
-            upcoming = with_hooks(self.sampler, SamplerHooks).peek(self.num_prompts)
+            each = self.settings.prompts_per_step // self.ranks.world
+            upcoming = with_hooks(self.sampler, SamplerHooks).peek(self.settings.prompts_per_step)
             policy.prefetch(islice(upcoming, self.ranks.rank * each, (self.ranks.rank + 1) * each))
 
     def revise(self, rollouts: Rollouts, scores: Scores, round_index: int) -> Revision:
@@ -215,7 +213,7 @@ class Collector:
         everyone, _ = self.ranks.all_rows(rollouts)
         everywhere = self.ranks.all_scores(scores)
         with_hooks(self.planner, PlannerHooks).inspect(everyone)
-        return self.planner.revise(everyone.groups, everywhere, everyone.group_ids, self.num_prompts, round_index)
+        return self.planner.revise(everyone.groups, everywhere, everyone.group_ids, self.settings.prompts_per_step, round_index)
 
     def requests_of(self, revision: Revision, owned: set[int]) -> list[Request]:
         """More of known groups stay with the rank that sampled them first; fresh prompts are rounded up to the ranks.

@@ -1,7 +1,7 @@
 """Held-out prompts, scored with the weights as they are, and a few training prompts, answered to be looked at."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -63,26 +63,24 @@ class Variant:
 Answered = list[tuple[Group, GroupScores]]
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Samples held-out prompts with `sampling` (greedy by default in configs) and scores them with the same rewards."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        rewards: RewardRunner,
-        settings: EvaluationSettings,
-        sampling: object = None,
-        ranks: Ranks | None = None,
-        variants: Sequence[Variant] = (),
-    ) -> None:
-        if not len(prompts):
+    policy: Policy
+    prompts: Sequence[Prompt]
+    rewards: RewardRunner
+    settings: EvaluationSettings
+    sampling: object = None
+    ranks: Ranks = field(default_factory=Ranks)
+    variants: Sequence[Variant] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.prompts):
             raise ValueError("the evaluation set is empty: check [evaluation] data, or set evaluation.num_prompts = 0")
-        clash = sorted({variant.name for variant in variants} & set(rewards.names))
+        clash = sorted({variant.name for variant in self.variants} & set(self.rewards.names))
         if clash:
             raise ValueError(f"evaluation.also and a reward are both named {clash[0]!r}, and so would their metrics: rename one")
-        self.policy, self.prompts, self.rewards, self.settings = policy, prompts, rewards, settings
-        self.sampling, self.ranks, self.variants = sampling, ranks or Ranks(), tuple(variants)
 
     @in_span("evaluate")
     def run(self, step: int) -> tuple[dict[str, float], Examples]:

@@ -37,7 +37,6 @@ from mmrl.core.types import Rollouts, Scores, Status
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.blame import UnavailableError
 from mmrl.training.collect import Collected, Collector
-from mmrl.training.evaluate import Evaluator
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 from mmrl.training.watch.ratio_gate import Gap
 
@@ -223,8 +222,7 @@ def look_at_evaluation(job: Job, found: CheckLines) -> None:
     """One evaluation of a few held-out prompts, every way that the config names."""
     if (evaluator := job.evaluator) is None:
         return
-    collaborators = evaluator.settings, evaluator.sampling, evaluator.ranks, evaluator.variants
-    few = Evaluator(evaluator.policy, evaluator.prompts[:FEW], evaluator.rewards, *collaborators)
+    few = replace(evaluator, prompts=evaluator.prompts[:FEW])
     metrics, examples = few.run(0)
     sampled, total = sum(len(group.samples) for group in examples.groups), metrics["eval/total"]
     said = f"{len(few.prompts)} prompts, {sampled} samples, total {total:.3f}"

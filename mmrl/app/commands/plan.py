@@ -1,7 +1,7 @@
 """`mmrl plan`: what a run will ask of its model and of its card, before weights are loaded; and how long it will take."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tomli_w
 import torch
@@ -19,7 +19,6 @@ from mmrl.app.planning.memory import CONTEXT, GIB, WRITTEN, Memory, advice, room
 from mmrl.app.planning.plan import Plan, counted_size, draw_up
 from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run, idle_terms, updates
-from mmrl.training.evaluate import Evaluator
 from mmrl.training.measure import stopwatch
 
 console = Terminal()
@@ -264,9 +263,8 @@ def timing(resolved: Resolved, count: int) -> Timing:
         evaluation = 0.0
         if job.evaluator is not None:
             one, few = job.evaluator, job.evaluator.prompts[: job.evaluator.settings.batch_size]
-            part = Evaluator(one.policy, few, one.rewards, one.settings, one.sampling, one.ranks, one.variants)
             with stopwatch(times := dict[str, float](), "evaluation"):
-                part.run(0)
+                replace(one, prompts=few).run(0)
             evaluation = sum(times.values()) * len(one.prompts) / len(few)
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     return Timing(steps, evaluation, peak)

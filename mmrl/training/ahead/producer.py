@@ -25,7 +25,6 @@ from mmrl.runtime.process_state import LEFT_BEHIND, put_aside, random_state, tak
 from mmrl.training.ahead.lag import Lag, refuse_lag
 from mmrl.training.checkpoints.state import RunState, copy_state, remembers
 from mmrl.training.collect import Collected, Collector
-from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import TrainingStoppedError
@@ -138,6 +137,7 @@ class OtherVersionError(TrainingStoppedError):
     """Rows were written by other weights than the lag says: an update was lost on its way to the engine, or given twice."""
 
 
+@dataclass(eq=False)
 class Ahead(Collector):
     """Collects at most `settings.ahead` steps before they train, for a policy that publishes its weights.
 
@@ -145,21 +145,13 @@ class Ahead(Collector):
     exchange gradients meanwhile.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        sampler: PromptSampler,
-        rewards: RewardRunner,
-        algorithm: Algorithm,
-        settings: TrainSettings,
-        ranks: Ranks,
-        reader: ReferenceReads,
-    ) -> None:
-        check_lag(policy, rewards, algorithm, settings, ranks)
-        super().__init__(policy, sampler, rewards, algorithm, settings, ranks.apart(), reader)
-        self._trainers = ranks
+    def __post_init__(self) -> None:
+        settings = self.settings
+        check_lag(self.policy, self.rewards, self.algorithm, settings, self.ranks)
+        self._trainers, self.ranks = self.ranks, self.ranks.apart()
+        super().__post_init__()
         self._lag = Lag(settings.ahead, settings.steps, settings.save_every if settings.ahead_drain else 0)
-        self._versions = Versions(policy)
+        self._versions = Versions(self.policy)
         self._moved = Condition()
         """Whatever both threads look at changes under this lock."""
         self._oldest = 0

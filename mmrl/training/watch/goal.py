@@ -58,7 +58,5 @@ class Goal:
 
 def goal_of(until: Until, evaluator: Evaluator, prompts: Sequence[Prompt], note: Note, place: str) -> Goal:
     """The goal of a stage, whose prompts are answered and scored as the evaluator's."""
-    settings = replace(evaluator.settings, by=())
-    return Goal(
-        until, Evaluator(evaluator.policy, prompts, evaluator.rewards, settings, evaluator.sampling, evaluator.ranks), note, place
-    )
+    own = replace(evaluator, prompts=prompts, settings=replace(evaluator.settings, by=()), variants=())
+    return Goal(until, own, note, place)
