@@ -267,7 +267,7 @@ def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None
 def names_to_round(base: str, stored: StoredWeights, parts: Collection[str]) -> Collection[str] | None:
     """The stored weights of the linear layers of `parts` that rest in 4 bits; None where transformers does more than rename."""
     from mmrl.policies.text.families import family_of
-    from mmrl.policies.text.in_4_bits import layers_to_quantize
+    from mmrl.policies.text.loading import layers_to_quantize
 
     with torch.device("meta"):
         model, names = named_model(base, stored)

@@ -14,7 +14,7 @@ from mmrl.core.types import Prompt
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.compiled import refuse_uncompilable
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.policies.text.vision.ways import ways_apart, words_about
+from mmrl.policies.text.vision.cache import ways_apart, words_about
 
 log = logging.getLogger("mmrl")
 

@@ -26,7 +26,7 @@ from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
 from mmrl.policies.shared.quantized.layer import count_weights, is_tied
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families.base import Family
-from mmrl.policies.text.in_4_bits import layers_to_quantize
+from mmrl.policies.text.loading import layers_to_quantize
 from mmrl.policies.text.settings import TextPolicyConfig
 
 CHOSEN = "fitted to model and card"

@@ -29,8 +29,8 @@ from mmrl.core.types import Prompt
 from mmrl.engine.server import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.workers.remote import SamplerSettings
-from mmrl.policies.text.read.answer_tokens import ANSWERS
 from mmrl.policies.text.read.evaluate import QUANTITIES
+from mmrl.policies.text.read.looks import ANSWERS
 from mmrl.policies.text.settings import TextPolicyConfig, unshared
 from mmrl.runtime.accelerator import zero_stage
 from mmrl.runtime.blame import UnavailableError, refuse_where

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from PIL import Image
@@ -51,6 +51,7 @@ class PictureInput:
     """True once a picture's file was asked for."""
 
     def __post_init__(self) -> None:
+        openers = partial(Crew, [Opener() for _ in range(THREADS)], Restarts(0), "picture")
         self.early = Early(openers, float(self.most_mib << 20))
 
     def ask(self, sources: Iterable[object]) -> None:
@@ -84,10 +85,6 @@ class Opener:
         """A picture under way is soon opened."""
 
     close = give_up
-
-
-def openers() -> Crew:
-    return Crew([Opener() for _ in range(THREADS)], Restarts(0), "picture")
 
 
 def stamp(source: object) -> Hashable:

@@ -84,11 +84,6 @@ class Shadow:
             copy_all(live, kept)
 
     @torch.no_grad()
-    def take_over(self, weights: Sequence[Tensor]) -> None:
-        """Hold these values from now on."""
-        copy_all(self.weights, weights)
-
-    @torch.no_grad()
     def follow(self, decay: float) -> None:
         """shadow <- decay * shadow + (1 - decay) * policy."""
         for weight, live in zip(self.weights, self.order, strict=True):
@@ -151,16 +146,14 @@ class Weights:
             if model != "policy":
                 if self.sharded:
                     reshard(self.module)
-                is_bare = model == "ref" and self._reference_is_bare()
-                stack.enter_context(self._without_adapter() if is_bare else self.shadows[model].swapped_in())
+                if model == "ref" and self._reference_is_bare():
+                    # adapters that are off save their share of every forward, and copying weights
+                    stack.enter_context(switch_adapters(self._adapters, False))
+                    stack.enter_context(torch.no_grad())
+                else:
+                    stack.enter_context(self.shadows[model].swapped_in())
                 stack.callback(setattr, self, "_swapped", self._swapped)
                 self._swapped = model, get_ident()
-            yield
-
-    @contextmanager
-    def _without_adapter(self) -> Iterator[None]:
-        """A block in which adapters are off, which saves their share of every forward, and copying weights."""
-        with switch_adapters(self._adapters, False), torch.no_grad():
             yield
 
     @cached_property
@@ -229,7 +222,7 @@ class Weights:
             else:
                 self.shadows["ref"], self._is_bare = self._copy(), None
         if "previous" in self.shadows:
-            self.shadows["previous"].take_over(self.shadows["start"].weights)
+            copy_all(self.shadows["previous"].weights, self.shadows["start"].weights)
             self.shadows["start"].follow(0.0)
 
     def state_dict(self, keep: bool = True) -> State:

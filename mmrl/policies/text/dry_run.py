@@ -1,31 +1,37 @@
 """A text policy that goes through the motions of a run without its weights: it counts what a model would have to do.
 
 Prompts are read by the model's own processor, completions have a length that is given. Every value is 0, but tokens are unlikely.
+What its worlds answer fills an episode up to its limits, with pictures first.
 """
 
 import inspect
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from PIL import Image
 from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
+from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.policies.shared.dry_run import OF_TEACHERS, CallLog, DryRun, StillWeights, fake_weights, no_audit, size_of, tensors_in
 from mmrl.policies.shared.quantized.layer import SCALES_OF, nf4_layers, rest_on_host
 from mmrl.policies.shared.quantized.load import put_stored
 from mmrl.policies.shared.quantized.stored import method_of
-from mmrl.policies.text import in_4_bits, loading
-from mmrl.policies.text.dry_worlds import DryWorlds, OneReading
+from mmrl.policies.text import loading
 from mmrl.policies.text.families import Family, Media, family_of
+from mmrl.policies.text.families.base import OwnProcessor
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.kept import KeptStrip, Past, layers_of, token_bytes
 from mmrl.policies.text.loading import Loaded
@@ -34,12 +40,13 @@ from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.packed.team import Team
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.read.distance import STATES, ComparedRows
 from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig, TextTeacher
 from mmrl.policies.text.write.generate import Completions, Generation, Generator, LocalGenerator, Seed, draw
+from mmrl.policies.text.write.observe import observe
 from mmrl.policies.text.write.read_on import parted, usable
 
 DOUBT = {"logprobs": -1.0, "entropy": 1.0, "lead": 0.5}
@@ -71,8 +78,8 @@ def meta_model(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_
         model = loading.model_class(model_config).from_config(model_config, **options)
         loading.switch_off_dropout(model)
         if config.weights == "nf4" or method_of(model_config) is not None:
-            in_4_bits.refuse_other_codes(model_config, config)
-            put_stored(model, in_4_bits.layers_in_4_bits(model, config, family, method_of(model_config) is not None))
+            loading.refuse_other_codes(model_config, config)
+            put_stored(model, loading.layers_in_4_bits(model, config, family, method_of(model_config) is not None))
         if config.quantized.embeddings == "host":
             rest_on_host(model, config.model)
         if config.lora is not None and not frozen:
@@ -289,8 +296,9 @@ class TextDryRun(DryRun):
     def beside(self) -> dict[str, int]:
         """The weights of teachers."""
         teachers, kept = self.policy.teachers, [one.net.model for one in self.policy.teachers.others.values()]
+        scales = [getattr(layer, name) for model in kept for _, layer in nf4_layers(model) for name in SCALES_OF]
         found = {
-            f"models of {OF_TEACHERS}": sum(size_of(stored_in(model)) for model in kept),
+            f"models of {OF_TEACHERS}": sum(size_of(model.parameters()) for model in kept) + size_of(scales),
             f"adapters of {OF_TEACHERS}": sum(adapter_bytes(folder) for folder in teachers.adapters.values()),
         }
         return {name: size for name, size in found.items() if size}
@@ -320,13 +328,6 @@ class TextDryRun(DryRun):
         return found
 
 
-def stored_in(model: nn.Module) -> Iterator[Tensor]:
-    """The weights of a model, and the scales of those in 4 bits."""
-    yield from model.parameters()
-    for _, layer in nf4_layers(model):
-        yield from (getattr(layer, name) for name in SCALES_OF)
-
-
 def adapter_bytes(folder: str) -> int:
     """Bytes that a saved adapter takes in float32, by its file's header."""
     with safe_open(Path(folder).expanduser() / "adapter_model.safetensors", "pt") as saved:
@@ -335,9 +336,7 @@ def adapter_bytes(folder: str) -> int:
 
 def num_passes(net: TextNet, shown: Sequence[Media]) -> int:
     """Passes of the vision tower: one per kind of media, or with features that are kept one per kind and unseen prompt."""
-    if net.features is not None:
-        return net.features.pretend(shown)
-    return net.num_passes(shown)
+    return net.num_passes(shown) if net.features is None else net.features.pretend(shown)
 
 
 def load_processor(config: TextPolicyConfig, family: Family) -> Any:
@@ -404,6 +403,97 @@ def grow(cache: Cache, count: int) -> None:
     for i, layer in enumerate(cache.layers if count > 0 else []):
         if getattr(layer, "keys", None) is None:
             continue
-        shape = (*layer.keys.shape[:2], count, layer.keys.shape[-1])
-        value_shape = (*layer.values.shape[:2], count, layer.values.shape[-1])
-        cache.update(layer.keys.new_zeros(shape), layer.values.new_zeros(value_shape), i)
+        keys, values = (x.new_zeros(*x.shape[:2], count, x.shape[-1]) for x in (layer.keys, layer.values))
+        cache.update(keys, values, i)
+
+
+STEP = 28
+"""Sides of pictures are a multiple of this, in pixels."""
+LETTERS = "".join(chr(ord("a") + (i * i) % 26) for i in range(26))
+"""A text of these has a token per letter at most."""
+
+
+@dataclass
+class DryWorlds:
+    """Worlds that answer every turn with as many pictures as the limits allow, as large as fit, and text in what room is left."""
+
+    limits: Limits
+    wave: float = 1.0
+    repeats: bool = True
+    answers: list[Observation] = field(default_factory=list[Observation])
+    """To each turn but the last."""
+    asked: list[int] = field(default_factory=list[int])
+    """Turns of each world so far."""
+    pictures: int = 0
+    """Of an episode."""
+    side: int = 0
+    """Of the largest picture, in pixels."""
+    tokens: int = 0
+    """Of the largest picture."""
+    bytes: int = 0
+    """Of the pictures of an episode, as the model is given them."""
+
+    def fill(self, encoder: Encoder, longest: int) -> None:
+        """Make the answers, for turns of `longest` tokens that no stop token ended, so that the template's is added."""
+        limits, token = self.limits, encoder.family.image_token_id
+        count = limits.turns - 1
+        for k in range(count):
+            room = (limits.tokens - limits.turns * longest) // count
+            pictures = (limits.pictures or 0) // count + (k < (limits.pictures or 0) % count) if encoder.family.vision else 0
+            side = 0
+            while pictures and not (side := self.largest(encoder, pictures, room)):
+                pictures -= 1
+            shown = blank(pictures, side)
+            found = observe(encoder, Observation("", shown), None)
+            left = max(0, min(room - len(found), limits.text))
+            self.answers.append(Observation((LETTERS * (left // 26 + 1))[:left], shown))
+            self.pictures, self.side = self.pictures + pictures, max(self.side, side)
+            self.bytes += size_of(found.media.values())
+            self.tokens = max(self.tokens, int((found.token_ids == token).sum()) // max(1, pictures))
+
+    def largest(self, encoder: Encoder, pictures: int, room: int) -> int:
+        """The side of the largest pictures, all of which fit; 0 where none do."""
+        sides = range(STEP, isqrt(self.limits.pixels) + 1, STEP)
+        fits = bisect(sides, room, key=lambda side: len(observe(encoder, Observation("", blank(pictures, side)), None)))
+        return sides[fits - 1] if fits else 0
+
+    @property
+    def words(self) -> str:
+        """The longest episode, in a few words."""
+        shown = f"{self.pictures} pictures of up to {self.side} x {self.side} pixels ({self.tokens} tokens each)"
+        seen = shown if self.pictures else "no picture"
+        return f"up to {self.limits.turns} turns, {seen}, {self.limits.tokens} tokens behind the prompt"
+
+    def open(self, prompt: Prompt, seed: int) -> int:
+        self.asked.append(0)
+        return len(self.asked) - 1
+
+    def step(self, number: int, turn: Turn) -> Future[Observation | None]:
+        future = Future[Observation | None]()
+        future.set_result(self.answers[min(self.asked[number], len(self.answers) - 1)] if self.answers else None)
+        self.asked[number] += 1
+        return future
+
+    def close(self, number: int) -> None:
+        """Nothing is open."""
+
+    def drain_metrics(self) -> Mapping[str, float]:
+        return {}
+
+
+@dataclass(frozen=True)
+class OneReading(OwnProcessor):
+    """A processor that reads every observation once: later ones are tensors of their own that share the first one's memory."""
+
+    known: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
+
+    def __call__(self, text: Sequence[str], **options: object) -> Mapping[str, Tensor]:
+        if options.get("add_special_tokens", True):
+            return self.inner(text=text, **options)
+        if text[0] not in self.known:
+            self.known[text[0]] = dict(self.inner(text=text, **options))
+        return {name: x.view_as(x) for name, x in self.known[text[0]].items()}
+
+
+def blank(count: int, side: int) -> tuple[Image.Image, ...]:
+    return tuple(Image.new("RGB", (side, side)) for _ in range(count))

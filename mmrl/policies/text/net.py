@@ -19,8 +19,7 @@ from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.packed.row import PackedRow
 from mmrl.policies.text.packed.team import Team
 from mmrl.policies.text.prompt.encode import PromptBatch
-from mmrl.policies.text.vision.cache import Features, VisionCache, joined, look_apart
-from mmrl.policies.text.vision.ways import ways_apart, words_about
+from mmrl.policies.text.vision.cache import Features, VisionCache, joined, look_apart, ways_apart, words_about
 from mmrl.runtime.tensors import to_device
 
 T = TypeVar("T")

@@ -32,10 +32,9 @@ from mmrl.policies.text.packed.attention import with_layers_compiled
 from mmrl.policies.text.packed.row import pack
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
-from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.read.distance import COMPARED, ComparedRows
 from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation, Shown, evaluation_of, show, show_rows, trace_of_nothing
-from mmrl.policies.text.read.looks import LOOKS, RHYTHM, RhythmEvaluation, look, shows_attention
+from mmrl.policies.text.read.looks import ANSWERS, LOOKS, RHYTHM, RhythmEvaluation, answer_mask, look, shows_attention
 from mmrl.policies.text.read.packable import shares_prompts
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.teachers import Teachers, refuse_other_tokens
@@ -104,7 +103,11 @@ class TextPolicy(PolicyHooks):
         self.ranks, self._followed, self.keeper = Ranks(), False, keeper_of(config, loaded.model.config, parts.worlds is not None)
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
-        self.offers, self.net.shares = quantities_of(config, loaded.model), shares_prompts(loaded.model, config)
+        unseen = frozenset[str]() if shows_attention(loaded.model) else RHYTHM
+        self.offers = (
+            TextPolicy.offers - unseen | {SCORE + axis for axis in config.scores} | {VALUE.quantity} & set(config.scores)
+        )
+        self.net.shares = shares_prompts(loaded.model, config)
         self.teachers = Teachers(self, lambda one: TextPolicy(one, parts=parts.of_reader()), parts.asked)
 
     @property
@@ -308,14 +311,6 @@ class TextPolicy(PolicyHooks):
             work = ComparedRows(**vars(work), other=self.teachers.other(target, rows.compact(), chosen))
         values = self.evaluator(RhythmEvaluation.of(work) if RHYTHM & set(quantities) else work)
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
-
-
-def quantities_of(config: TextPolicyConfig, model: Any) -> frozenset[str]:
-    """The quantities that a policy reads."""
-    own = {VALUE.quantity} & set(config.scores)
-    return (
-        TextPolicy.offers - (frozenset() if shows_attention(model) else RHYTHM) | {SCORE + axis for axis in config.scores} | own
-    )
 
 
 def at_temperature(sampling: Sampling, rows: Sequence[CompletionRow]) -> Sampling:

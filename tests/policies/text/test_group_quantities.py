@@ -11,7 +11,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import ENTROPY, LOGPROBS
 from mmrl.core.types import Prompt, Reading, Request
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.policies.text.read.answer_tokens import answer_span
+from mmrl.policies.text.read.looks import answer_span
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings

@@ -15,8 +15,7 @@ from mmrl.core.readings import REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import Nf4Linear, digest, nf4_layers
 from mmrl.policies.text.families import family_of
-from mmrl.policies.text.in_4_bits import layers_to_quantize
-from mmrl.policies.text.loading import load_config
+from mmrl.policies.text.loading import layers_to_quantize, load_config
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
 from tests.support.text_policies import EVERY, FP32_BOUND, gradients, logprobs, make, mixed, plain_model, relative_difference

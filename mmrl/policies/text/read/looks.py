@@ -1,4 +1,4 @@
-"""Where tokens look, and how likely true answers are behind a thought."""
+"""Where tokens look, which of them are the answer, and how likely true answers are behind a thought."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +14,62 @@ from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE, BASE_PRO
 from mmrl.core.samples import answer_text
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.attention import Pretrained, install, language_configs, set_attention
-from mmrl.policies.text.read.answer_tokens import OPEN, last_turns, reaching
 from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.trace import TextTrace
 from mmrl.runtime.tensors import pad_actions
+
+ANSWERS = "answer_mask"
+"""The quantity's name."""
+OPEN, CLOSE = "<answer>", "</answer>"
+
+
+def answer_span(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[int, int]:
+    """First token after the last `<answer>`, and the one where `</answer>` begins, or the end; (0, 0) without an answer."""
+    text = decode(tokens)
+    opened = text.rfind(OPEN)
+    if opened < 0:
+        return 0, 0
+    begin = opened + len(OPEN)
+    closed = text.find(CLOSE, begin)
+    return reaching(tokens, decode, begin), len(tokens) if closed < 0 else reaching(tokens, decode, closed)
+
+
+def reaching(tokens: Sequence[int], decode: Callable[[Sequence[int]], str], letters: int) -> int:
+    """The smallest number of tokens whose text has n letters."""
+    low, high = 0, len(tokens)
+    while low < high:
+        middle = (low + high) // 2
+        if len(decode(tokens[:middle])) >= letters:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def last_turns(trace: TextTrace, own: Bool[Tensor, "n t"]) -> list[int]:
+    """The token at which each row's last turn begins; 0 where no world answers."""
+    seeds = trace.world_seeds or [None] * len(trace)
+    rows = [
+        [] if seed is None else (~actions[:length]).nonzero()[:, 0].tolist()
+        for seed, length, actions in zip(seeds, trace.lengths.tolist(), own, strict=True)
+    ]
+    return [others[-1] + 1 if others else 0 for others in rows]
+
+
+def answer_mask(
+    trace: TextTrace, decode: Callable[[list[list[int]]], list[str]], own: Bool[Tensor, "n t"]
+) -> Float[Tensor, "n t"]:
+    """1 where a token belongs to the answer, else 0; of an episode, only its last turn is looked at.
+
+    Args:
+        own: the actions of each row; false where an environment wrote.
+    """
+    mask = torch.zeros(own.shape)
+    for row, length, start, kept in zip(trace.tokens.tolist(), trace.lengths.tolist(), last_turns(trace, own), mask, strict=True):
+        begin, end = answer_span(row[start:length], lambda tokens: decode([list(tokens)])[0])
+        kept[start + begin : start + end] = 1.0
+    return mask
+
 
 NAME = "mmrl_rhythm"
 DISTANCE, INFLUENCE = ATTENTION_DISTANCE.quantity, ATTENTION_INFLUENCE.quantity

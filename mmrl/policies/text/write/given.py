@@ -8,7 +8,7 @@ from mmrl.core.types import Given, Piece, Prompt
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, name_in_file
 from mmrl.policies.text.prompt.templates import QUESTION, message, messages
-from mmrl.policies.text.read.answer_tokens import reaching
+from mmrl.policies.text.read.looks import reaching
 from mmrl.policies.text.write.episodes import Episode, stop_of
 from mmrl.policies.text.write.observe import NAME, between, observe
 from mmrl.policies.text.write.rollout import CompletionRow, tokens_of

@@ -67,7 +67,10 @@ def largest_area(observation: Observation) -> int:
 
 def between(encoder: Encoder, observation: Observation, stop: str | None) -> str:
     """The text of an observation with all that the template writes around it; ValueError for one that it cannot write."""
-    refuse_special(encoder, observation.text)
+    spelled = (token.content for token in encoder.processor.tokenizer.added_tokens_decoder.values() if token.special)
+    if (found := next((token for token in spelled if token in observation.text.replace(IMAGE.marker, "")), None)) is not None:
+        # it would pass for the end of a turn, or for a picture
+        raise ValueError(f"an observation's text spells the special token {found!r}: leave it out, or write it in other letters")
     if observation.role == "tool" and "tool" not in str(encoder.processor.chat_template):
         raise ValueError(
             "an observation's role is 'tool', which the model's chat template does not know: leave it out, for 'user'"
@@ -86,15 +89,6 @@ def between(encoder: Encoder, observation: Observation, stop: str | None) -> str
     if head.strip():
         raise ValueError(f"the chat template writes {head!r} between a turn and {stop!r}, which no sampled turn has")
     return rest
-
-
-def refuse_special(encoder: Encoder, text: str) -> None:
-    """Refuse text that spells a special token, which would pass for the end of a turn, or for a picture."""
-    tokenizer = encoder.processor.tokenizer
-    spelled = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    found = next((token for token in spelled if token in text.replace(IMAGE.marker, "")), None)
-    if found is not None:
-        raise ValueError(f"an observation's text spells the special token {found!r}: leave it out, or write it in other letters")
 
 
 def inset_of(observed: Encoded, start: int) -> Inset | None:

@@ -14,7 +14,7 @@ from mmrl.core.types import Observation, Request, Rollouts, Sample, Turn
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.read.answer_tokens import answer_mask
+from mmrl.policies.text.read.looks import answer_mask
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import Inset, append
 from mmrl.policies.text.write.episodes import Episode

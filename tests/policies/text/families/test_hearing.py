@@ -24,7 +24,7 @@ from mmrl.lab.tiny.text.ears import EARS, MARKS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import QwenOmni
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.policies.text.vision.ways import ways_apart
+from mmrl.policies.text.vision.cache import ways_apart
 from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 from tests.support.text_policies import (
     FP32_BOUND,

@@ -11,7 +11,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Video
 from mmrl.policies.text.families import FAMILIES, Family, Generic, family_of, model_class
 from mmrl.policies.text.policy import TextPolicyConfig
-from mmrl.policies.text.vision.ways import ways_apart
+from mmrl.policies.text.vision.cache import ways_apart
 
 
 def with_clips(family: Family) -> Family:
