@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from mmrl.runtime.blame import refuse_where
 from mmrl.runtime.ranges import CountOrNone, Positive, Range, check_ranges
 
 Port = Annotated[int, Range(1024, 65535)]
@@ -59,29 +60,25 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.trainers % self.nodes:
-            raise ValueError(
-                f"cluster.trainers is {self.trainers}, which {self.nodes} nodes cannot share evenly: "
-                f"set it to a multiple of {self.nodes}"
-            )
-        if self.trainers_per_node > MOST_PROCESSES or self.most_engines > MOST_PROCESSES:
-            raise ValueError(
-                f"cluster starts {max(self.trainers_per_node, self.most_engines)} processes of a kind on each machine, and at "
-                f"most {MOST_PROCESSES} are started: set cluster.nodes, or fewer trainers and engines"
-            )
-        if self.samplers and self.weights == "shards":
-            raise ValueError(
-                f'cluster.samplers is {self.samplers}, and cluster.weights is "shards", of which no trainer has all that its '
-                "samplers need: take replicas, or set cluster.samplers = 0"
-            )
-        if self.judges and self.nodes > 1 and self.rewards_on == "first":
-            raise ValueError(
-                f"cluster.judges names {len(self.judges)} model(s), cluster.nodes is {self.nodes} and cluster.rewards_on is "
-                '"first": judges answer trainers of their own machine, so set cluster.rewards_on = "every"'
-            )
+        most, shards = max(self.trainers_per_node, self.most_engines), self.weights == "shards"
+        reasons = {
+            f".trainers is {self.trainers}, which {self.nodes} nodes cannot share evenly: set it to a multiple of {self.nodes}": (
+                self.trainers % self.nodes > 0
+            ),
+            f" starts {most} processes of a kind on each machine, and at most {MOST_PROCESSES} are started: set cluster.nodes, "
+            "or fewer trainers and engines": most > MOST_PROCESSES,
+            f'.samplers is {self.samplers}, and cluster.weights is "shards", of which no trainer has all that its samplers need'
+            ": take replicas, or set cluster.samplers = 0": self.samplers > 0 and shards,
+            f'.judges names {len(self.judges)} model(s), cluster.nodes is {self.nodes} and cluster.rewards_on is "first": '
+            'judges answer trainers of their own machine, so set cluster.rewards_on = "every"': (
+                bool(self.judges) and self.nodes > 1 and not self.is_local
+            ),
+            '.weights is "shards", which needs cards: set cluster.gpus_per_node, or take replicas': (
+                not self.gpus_per_node and shards
+            ),
+        }
+        refuse_where("cluster", reasons)
         if not self.gpus_per_node:
-            if self.weights == "shards":
-                raise ValueError('cluster.weights is "shards", which needs cards: set cluster.gpus_per_node, or take replicas')
             return
         engines, rewards = self.most_engines * self.gpus_per_engine, len(self.rewards) * self.gpus_per_reward
         judges = len(self.judges) * self.gpus_per_judge

@@ -35,6 +35,7 @@ from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size, own_size
 from mmrl.policies.shared.teachers import refuse_missing_teachers, refuse_no_teachers
+from mmrl.runtime.blame import refuse_where
 
 if TYPE_CHECKING:
     from mmrl.policies.flow.families.base import FlowFamily
@@ -128,16 +129,14 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str, prompts: Sequence[Prompt] = ()
     ) -> Algorithm:
         """Lays out a group of the first step, so that a group size that fills no tree is refused here."""
-        if algorithm.schedule is None:
-            raise ValueError(
-                f"algorithm {label} has no schedule, but policy.kind is 'flow', and an image generator samples along one: "
-                'take a preset for flow models such as flow_grpo, or set [algorithm.schedule] with kind = "Full"'
-            )
-        if algorithm.views:
-            raise ValueError(
-                f"algorithm {label} shows prompts in other ways ({', '.join(algorithm.views)}), but policy.kind is 'flow', whose "
-                "prompts are texts: take a preset for flow models such as flow_grpo"
-            )
+        reasons = {
+            "has no schedule, but policy.kind is 'flow', and an image generator samples along one: take a preset for flow models "
+            'such as flow_grpo, or set [algorithm.schedule] with kind = "Full"': algorithm.schedule is None,
+            f"shows prompts in other ways ({', '.join(algorithm.views)}), but policy.kind is 'flow', whose prompts are texts: "
+            "take a preset for flow models such as flow_grpo": bool(algorithm.views),
+        }
+        refuse_where(f"algorithm {label} ", reasons)
+        assert algorithm.schedule is not None
         plan = algorithm.schedule.at(0)
         lay_out(plan, [algorithm.group_size], [0])
         check_objective(algorithm, plan, label)

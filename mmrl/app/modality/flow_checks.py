@@ -24,6 +24,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size, own_size, size_text
 from mmrl.policies.flow.write.given import refuse_other_kind
 from mmrl.policies.video.decode import frames_to_take
+from mmrl.runtime.blame import refuse_where
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, PULL, DT))}
 """Quantities that only noisy steps have."""
@@ -43,38 +44,30 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
     """Raise ValueError where the schedule lacks what the objective reads, or nothing trains."""
     read = {reading.quantity for reading in algorithm.all_reads}
     of_noise = OF_NOISE - ({MEAN.quantity} if plan.imitate else set())
-    noisy = any(step.trained for step in plan.steps)
-    schedule = type(algorithm.schedule).__name__
-    if read & of_noise and not noisy:
-        raise ValueError(
-            f"algorithm {label} compares densities of noisy steps (it reads {', '.join(sorted(read & of_noise))}), but its "
-            f"schedule {schedule} has no noisy step that trains: take the schedule Full, Window, Tree or Branching, or an "
-            "objective on velocities such as diffusion_nft's"
-        )
-    if TARGET_VELOCITY.quantity in read and plan.forward is None:
-        raise ValueError(
-            f"algorithm {label} trains on noised copies of its samples, but its schedule {schedule} makes none: "
-            'set algorithm.schedule.kind = "Forward"'
-        )
-    if PIXELS.quantity in read and plan.surrogate is None:
-        raise ValueError(
-            f"algorithm {label} trains on the gradient of rewards, but its schedule {schedule} keeps no path that carries one: "
-            'set algorithm.schedule.kind = "Surrogate"'
-        )
-    if plan.surrogate is not None and PIXELS.quantity not in read:
-        raise ValueError(
-            f"the schedule {schedule} of algorithm {label} draws samples for the gradient of rewards, and no term takes one: add "
-            "the term RewardGradient to [[algorithm.objective]], or set another schedule"
-        )
-    compared = [type(term).__name__ for _, term in algorithm.objective if term.scope == "group" and TARGET_VELOCITY in term.reads]
-    if compared and plan.forward is not None and not plan.forward.shared:
-        raise ValueError(
-            f"algorithm {label}: {compared[0]} compares the errors of a prompt's samples, which are noised at different times: "
-            "set algorithm.schedule.times.shared = true"
-        )
-    check_previews(algorithm, plan, label)
-    planner = with_hooks(algorithm.planner, PlannerHooks)
-    if planner.scouts:
+    schedule, noisy = type(algorithm.schedule).__name__, any(step.trained for step in plan.steps)
+    grouped = [type(term).__name__ for _, term in algorithm.objective if term.scope == "group" and TARGET_VELOCITY in term.reads]
+    looks, advantage = with_hooks(algorithm.advantage, AdvantageHooks).previews, type(algorithm.advantage).__name__
+    reasons = {
+        f" compares densities of noisy steps (it reads {', '.join(sorted(read & of_noise))}), but its schedule {schedule} has no "
+        "noisy step that trains: take the schedule Full, Window, Tree or Branching, or an objective on velocities such as "
+        "diffusion_nft's": bool(read & of_noise) and not noisy,
+        f" trains on noised copies of its samples, but its schedule {schedule} makes none: "
+        'set algorithm.schedule.kind = "Forward"': TARGET_VELOCITY.quantity in read and plan.forward is None,
+        f" trains on the gradient of rewards, but its schedule {schedule} keeps no path that carries one: "
+        'set algorithm.schedule.kind = "Surrogate"': PIXELS.quantity in read and plan.surrogate is None,
+        f" draws samples for the gradient of rewards by the schedule {schedule}, and no term takes one: add the term "
+        "RewardGradient to [[algorithm.objective]], or set another schedule": (
+            plan.surrogate is not None and PIXELS.quantity not in read
+        ),
+        f": {', '.join(grouped[:1])} compares the errors of a prompt's samples, which are noised at different times: "
+        "set algorithm.schedule.times.shared = true": bool(grouped) and plan.forward is not None and not plan.forward.shared,
+        f": the advantage {advantage} compares rewards of what every step predicts, and the schedule {schedule} decodes none: "
+        'set algorithm.schedule.kind = "Full" with previews = true': looks and not plan.previews,
+        f" decodes what every step predicts, and the advantage {advantage} does not look at it: set "
+        "algorithm.schedule.previews = false, or take the advantage StepRewards": plan.previews and not looks,
+    }
+    refuse_where(f"algorithm {label}", reasons)
+    if with_hooks(algorithm.planner, PlannerHooks).scouts:
         try:
             in_few_steps(plan, 1)
         except ValueError as error:
@@ -83,34 +76,16 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
         raise ValueError(f"the schedule {schedule} of algorithm {label} trains no step at training step 0: give it noisy steps")
 
 
-def check_previews(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None:
-    """Raise ValueError where an advantage looks at rewards of every step, and none are asked; or the other way round."""
-    looks, name = with_hooks(algorithm.advantage, AdvantageHooks).previews, type(algorithm.advantage).__name__
-    if looks and not plan.previews:
-        raise ValueError(
-            f"algorithm {label}: the advantage {name} compares rewards of what every step predicts, and the schedule "
-            f'{type(algorithm.schedule).__name__} decodes none: set algorithm.schedule.kind = "Full" with previews = true'
-        )
-    if plan.previews and not looks:
-        raise ValueError(
-            f"algorithm {label} decodes what every step predicts, and the advantage {name} does not look at it: set "
-            "algorithm.schedule.previews = false, or take the advantage StepRewards"
-        )
-
-
 def check_parts(algorithm: Algorithm, policy: FlowPolicyConfig, family: FlowFamily | None, label: str) -> None:
     """Raise ValueError where clip and sound train apart without two advantages, or the model draws no sound beside clips."""
     apart, named = SOUND_ADVANTAGE in algorithm.score_reads, isinstance(algorithm.advantage, PerModality)
-    if apart != named:
-        raise ValueError(
-            f"algorithm {label}: the advantage PerModality and a term NegativeAware with parts = true go together, and one of "
-            "them is missing: take both, as the preset omninft does"
-        )
-    if apart and (policy.frames == 1 or (family is not None and not family.sound_beside)):
-        raise ValueError(
-            f"algorithm {label} trains a clip and its sound apart, and policy.model {policy.model!r} draws no sound beside "
-            "clips: take LTX-2, or the preset diffusion_nft"
-        )
+    reasons = {
+        ": the advantage PerModality and a term NegativeAware with parts = true go together, and one of them is missing: take "
+        "both, as the preset omninft does": apart != named,
+        f" trains a clip and its sound apart, and policy.model {policy.model!r} draws no sound beside clips: take LTX-2, or the "
+        "preset diffusion_nft": apart and (policy.frames == 1 or (family is not None and not family.sound_beside)),
+    }
+    refuse_where(f"algorithm {label}", reasons)
 
 
 def check_taught(algorithm: Algorithm, policy: FlowPolicyConfig, prompts: Sequence[Prompt], family: FlowFamily | None) -> None:

@@ -16,6 +16,7 @@ from mmrl.core.types import Prompt
 from mmrl.policies.codes.settings import CodePolicyConfig, check_sampling
 from mmrl.policies.flow.sizes import own_size, size_text
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.blame import refuse_where
 
 if TYPE_CHECKING:
     from mmrl.policies.codes.janus import Janus
@@ -66,16 +67,13 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
     def adapt_algorithm(
         self, algorithm: Algorithm, policy: TextPolicyConfig, label: str, prompts: Sequence[Prompt] = ()
     ) -> Algorithm:
-        if algorithm.schedule is not None:
-            raise ValueError(
-                f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
-                "'text': take a preset for text such as grpo, or set policy.kind = \"flow\" for an image generator"
-            )
-        if with_hooks(algorithm.planner, PlannerHooks).scouts:
-            raise ValueError(
-                f"algorithm {label} looks at samples of few denoising steps first ({type(algorithm.planner).__name__}), but "
-                "policy.kind is 'text', which has none: set algorithm.planner.kind = \"Once\""
-            )
+        reasons = {
+            f"has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is 'text': take a preset "
+            'for text such as grpo, or set policy.kind = "flow" for an image generator': algorithm.schedule is not None,
+            f"looks at samples of few denoising steps first ({type(algorithm.planner).__name__}), but policy.kind is 'text', "
+            'which has none: set algorithm.planner.kind = "Once"': with_hooks(algorithm.planner, PlannerHooks).scouts,
+        }
+        refuse_where(f"algorithm {label} ", reasons)
         refuse_cut_samples(policy, algorithm.old)
         algorithm = with_teachers(algorithm, policy, label, prompts)
         return algorithm.with_length(policy.sampling.max_new_tokens)
@@ -207,16 +205,15 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
     def adapt_algorithm(
         self, algorithm: Algorithm, policy: CodePolicyConfig, label: str, prompts: Sequence[Prompt] = ()
     ) -> Algorithm:
-        if algorithm.schedule is not None:
-            raise ValueError(
-                f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
-                "'token_image', which draws by tokens: take a preset for text such as grpo"
-            )
         refuse_comparisons(algorithm, label, self.name)
-        if follows_teachers(algorithm):
-            raise ValueError(
-                f'algorithm {label} follows policy.teachers, which models that draw by tokens have none of: set model = "ema"'
-            )
+        reasons = {
+            f"has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is 'token_image', which "
+            "draws by tokens: take a preset for text such as grpo": algorithm.schedule is not None,
+            'follows policy.teachers, which models that draw by tokens have none of: set model = "ema"': (
+                follows_teachers(algorithm)
+            ),
+        }
+        refuse_where(f"algorithm {label} ", reasons)
         return measured_apart(algorithm, label).with_length(policy.plan_tokens + family_of_model(policy).num_codes)
 
     def build(self, policy: CodePolicyConfig, needs: PolicyNeeds) -> "CodePolicy":
