@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmrl.app.commands.train import run_training
 from mmrl.app.config.run import load
 from mmrl.app.errors import sentence
+from mmrl.app.export.card import results
 from mmrl.app.export.export import WEIGHTS, check_push, export, export_and_push, push_folder, without_folders
 from mmrl.app.modality.text import TextModality
+from mmrl.app.report.data import load as load_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import revive
 from mmrl.app.run.trackers import JsonlTracker
@@ -27,7 +30,6 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scores
 from mmrl.lab.models import tiny_model
 from mmrl.lab.tiny.text.vlms import build
-from mmrl.lab.tiny.text.vlms import build as build_tiny
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.runtime.net import offline
@@ -57,7 +59,7 @@ IDS = torch.tensor([[5, 9, 30, 12]])
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny("qwen3_vl", tmp_path_factory.mktemp("base") / "tiny-qwen")
+    return build("qwen3_vl", tmp_path_factory.mktemp("base") / "tiny-qwen")
 
 
 @pytest.fixture
@@ -87,8 +89,6 @@ def logits_of(model: Any) -> torch.Tensor:
 
 
 def loaded(folder: Path) -> Any:
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-
     assert AutoProcessor.from_pretrained(folder).chat_template
     return AutoModelForImageTextToText.from_pretrained(folder)
 
@@ -105,9 +105,6 @@ def test_fully_trained_weights_load_in_transformers(run_of: Any, tmp_path: Path)
 def test_an_adapter_loads_in_peft_and_in_transformers_and_merged_weights_need_neither(
     run_of: Any, base: Path, tmp_path: Path
 ) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForImageTextToText
-
     run, logits = run_of(lora=True)
     adapter = export(run.path, tmp_path / "adapter")
     plain = AutoModelForImageTextToText.from_pretrained(base)
@@ -354,7 +351,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_command_says_what_it_pushes_and_pushes_that(tmp_path: Path) -> None:
-    base = build_tiny("qwen3_vl", tmp_path / "tiny-qwen")
+    base = build("qwen3_vl", tmp_path / "tiny-qwen")
     run = RunDir.create(tmp_path / "run")
     run.config_file.write_text(PUSHED.format(model=base))
     policy = revive(load(str(run.config_file)).config, None, None)
@@ -449,8 +446,6 @@ def logits_of_family(model: torch.nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", [MOE, GEMMA, *(pytest.param(name, marks=RARE) for name in (THINKER, *LATE))])
 def test_an_adapter_loads_in_peft_and_merged_weights_need_none(family: str, tmp_path: Path):
-    from peft import PeftModel
-
     folder = str(build(family, tmp_path / "base"))
     expected = moved_adapter(folder, tmp_path / "out")
     base = AutoModelForImageTextToText.from_pretrained(folder)
@@ -474,3 +469,32 @@ def test_an_adapter_of_a_whole_folder_is_merged_into_its_thinker(family: str, tm
         torch.testing.assert_close(logits_of_family(model), expected, atol=2e-5, rtol=0)
     kept = load_file(tmp_path / "out" / "model.safetensors")
     assert "talker.model.norm.weight" in kept and json.loads((tmp_path / "out" / "config.json").read_text())["thinker_config"]
+
+
+def evaluated(run: RunDir, step: int, prompt: str, *values: float) -> None:
+    """Keep an evaluation of one prompt, with a reward per value."""
+    names = tuple(f"reward{i}" for i in range(len(values)))
+    scores = Scores(names, torch.tensor([values]), torch.zeros(1, len(values), dtype=torch.long), torch.ones(len(values)))
+    JsonlTracker(run).write(step, Examples([Group(0, Prompt(prompt, "?"), (Sample(text="a"),))], scores), "eval")
+
+
+def results_of(run: RunDir) -> list[str]:
+    run.config_file.write_text("steps = 5\n")
+    return results(load_run(run.path), 5)
+
+
+def test_other_prompts_than_before_training_stand_alone(tmp_path: Path):
+    run = RunDir.create(tmp_path / "run")
+    evaluated(run, 0, "before", 0.25)
+    evaluated(run, 5, "after", 0.75)
+    lines = results_of(run)
+    assert lines[0].startswith("Before training other held-out prompts or rewards were evaluated")
+    assert "| Reward | 0.750 | too few prompts |" in lines
+
+
+def test_a_reward_that_only_one_evaluation_has_is_not_compared(tmp_path: Path):
+    run = RunDir.create(tmp_path / "run")
+    evaluated(run, 0, "p", 0.25, 0.5)
+    evaluated(run, 5, "p", 0.75)
+    rows = [line for line in results_of(run) if line.startswith("| R") or line.startswith("| r")]
+    assert rows == ["| Reward | 0.750 | 0.750 | too few prompts | +0.000 | too few prompts |"]
