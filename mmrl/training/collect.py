@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.samplers.tracked import Judged
+from mmrl.algorithms.samplers.learned import Judged
 from mmrl.algorithms.views import column
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, SamplerHooks, defines, with_hooks
 from mmrl.core.protocols import Planner, Policy, PromptSampler, State, Stateful

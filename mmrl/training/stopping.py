@@ -1,4 +1,4 @@
-"""Stopping a run: before it trains on nonsense, or on request, at a moment from which it can go on exactly.
+"""Stopping a run: before it trains on nonsense, on request, at a moment from which it can go on exactly, or at a stage's goal.
 
 Weights move in a step's updates only. While prompts are sampled, scored and read, and while held-out ones are evaluated, a
 request is followed at once: the work is thrown away, and the state saved is the one from before it. Updates are finished first.
@@ -7,21 +7,22 @@ request is followed at once: the work is thrown away, and the state saved is the
 import logging
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 import torch
 from torch import nn
 
 from mmrl.core.hooks import PolicyHooks, with_hooks
-from mmrl.core.protocols import Policy
+from mmrl.core.protocols import Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import TAUGHT
-from mmrl.core.types import Rollouts, Scores
+from mmrl.core.types import Prompt, Rollouts, Scores
 from mmrl.runtime.blame import AskedToLeaveError
-from mmrl.training.settings import TrainSettings
+from mmrl.training.evaluate import Evaluator
+from mmrl.training.settings import TrainSettings, Until
 
 log = logging.getLogger("mmrl")
 ON_THE_WAY = frozenset({"__enter__", "__exit__"})
@@ -146,3 +147,55 @@ def local_part(parameter: nn.Parameter) -> torch.Tensor:
     """This process's part of a parameter that may be spread over several."""
     whole = getattr(parameter, "to_local", None)
     return parameter.detach() if whole is None else whole().detach()
+
+
+Note = Callable[[int, Mapping[str, float]], None]
+
+
+@dataclass
+class Goal:
+    """Looks every few steps whether a stage has reached what it was for."""
+
+    until: Until
+    evaluator: Evaluator
+    """Of the prompts to look at."""
+    note: Note
+    """Called on every process with the step and the metric `until/<name>`."""
+    place: str = ""
+    """The stage, for messages."""
+    is_reached: bool = False
+    looked_at: int = 0
+    """The last step that was looked at."""
+
+    def is_due(self, step: int, own_steps: int) -> bool:
+        """Is this the time to look? `own_steps` are those since the stage began."""
+        return own_steps > 0 and own_steps % self.until.every == 0 and self.looked_at != step and not self.is_reached
+
+    def look(self, step: int) -> None:
+        """Score the prompts, the same on all processes; ValueError where the metric is none of theirs."""
+        metrics, _ = self.evaluator.run(step)
+        name = self.until.metric.removeprefix("eval/")
+        if f"eval/{name}" not in metrics:
+            known = ", ".join(sorted(one.removeprefix("eval/") for one in metrics))
+            raise ValueError(f"until.metric is {self.until.metric!r}, and what is measured is {known}: take one of them")
+        value = metrics[f"eval/{name}"]
+        self.is_reached, self.looked_at = value >= self.until.at_least, step
+        self.note(step, {f"until/{name}": value})
+
+    def say(self) -> None:
+        """Warn where the stage ended without it."""
+        if not self.is_reached:
+            wanted = f"{self.until.metric} of {self.until.at_least:g}"
+            log.warning(f"{self.place} has not reached a {wanted} in its {self.until.most} steps: the chain goes on as it is")
+
+    def state_dict(self) -> State:
+        return {"is_reached": self.is_reached, "looked_at": self.looked_at}
+
+    def load_state_dict(self, state: State) -> None:
+        self.is_reached, self.looked_at = state["is_reached"], state["looked_at"]
+
+
+def goal_of(until: Until, evaluator: Evaluator, prompts: Sequence[Prompt], note: Note, place: str) -> Goal:
+    """The goal of a stage, whose prompts are answered and scored as the evaluator's."""
+    own = replace(evaluator, prompts=prompts, settings=replace(evaluator.settings, by=()), variants=())
+    return Goal(until, own, note, place)

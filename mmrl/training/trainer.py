@@ -45,12 +45,12 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import (
     AskedToStopError,
     Audit,
+    Goal,
     Stop,
     TrainingStoppedError,
     refuse_broken_weights,
     refuse_nothing_to_train,
 )
-from mmrl.training.watch.goal import Goal
 from mmrl.training.watch.health import Health
 
 

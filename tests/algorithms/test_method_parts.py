@@ -19,8 +19,7 @@ from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.reference import ReferenceProbability
 from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
-from mmrl.algorithms.weights.importance import AttentionRhythm, ConflictTokens
-from mmrl.algorithms.weights.prompts import SmallTarget
+from mmrl.algorithms.weights.importance import AttentionRhythm, ConflictTokens, SmallTarget
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.protocols import Advantage

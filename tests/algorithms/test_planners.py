@@ -11,8 +11,8 @@ import torch
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.planners.base import DynamicSampling, Once
 from mmrl.algorithms.planners.begun import Wordings
+from mmrl.algorithms.planners.extra_samples import Heat
 from mmrl.algorithms.planners.segments import BranchWhereUnsure, is_begun_again, turn_entropy
-from mmrl.algorithms.planners.tempered import Heat
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.shaping.reference import Agreement, agreement

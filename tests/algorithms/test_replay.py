@@ -12,8 +12,8 @@ from PIL import Image
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import BetweenReferences
 from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.planners.extra_samples import ByDoubt
 from mmrl.algorithms.planners.replay import Kept, ReplayGroups, ReplayInformative, RowBuffer
-from mmrl.algorithms.planners.tempered import ByDoubt
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
 from mmrl.core.hooks import PolicyHooks

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
-from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Thompson, VarianceAware, largest
+from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Prioritized, Thompson, VarianceAware, largest
 from mmrl.algorithms.samplers.mixture import Balanced, Mixture
-from mmrl.algorithms.samplers.tracked import Prioritized
 from mmrl.app.plugins.resolve import load
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Prompt

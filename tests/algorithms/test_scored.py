@@ -16,7 +16,7 @@ from mmrl.algorithms.kinds import KINDS
 from mmrl.algorithms.objectives.given import PairScores, Ratings
 from mmrl.algorithms.objectives.regression import ValueFit
 from mmrl.algorithms.planners.taught import PicturePairs
-from mmrl.algorithms.samplers.tracked import NearestValue, nearest
+from mmrl.algorithms.samplers.learned import NearestValue, nearest
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
 from mmrl.app.run.beforehand import check_axes

@@ -10,7 +10,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.masks.truncated import DropTruncated
 from mmrl.algorithms.shaping.combine import Gate, Minimum, Unlikeliness
 from mmrl.algorithms.shaping.thinking import OverlongPenalty
-from mmrl.algorithms.weights.prompts import Difficulty
+from mmrl.algorithms.weights.importance import Difficulty
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Prompt, Status
 from tests.support.rows import counts_of, make_batch, rollouts, scores

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrl.algorithms.advantages.group import BySign, GroupNorm
-from mmrl.algorithms.advantages.thinking import AboveReference, BudgetRelative, WithinBudgets
+from mmrl.algorithms.advantages.segments import AboveReference, BudgetRelative, WithinBudgets
 from mmrl.algorithms.beside import part_numbers, thought_of
 from mmrl.algorithms.objectives.surrogates import EvenStart
 from mmrl.algorithms.planners.base import DynamicSampling, Once

@@ -9,7 +9,7 @@ import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.segments import HGPO, GiGPO, TurnReturns
-from mmrl.algorithms.shaping.turns import SeldomTools, WhereToolsHelp
+from mmrl.algorithms.shaping.thinking import SeldomTools, WhereToolsHelp
 from mmrl.algorithms.turns import turn_numbers
 from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
 from mmrl.core.types import Batch, Counts, Rollouts, Sample, Scores

@@ -69,7 +69,7 @@ def play(environment: Any, words: str = "", where: str = "thread", timeout_s: fl
 
 def own(text: str, folder: Path) -> Any:
     from mmrl.app.plugins.resolve import load
-    from mmrl.training.worlds.host import environment_of
+    from mmrl.training.worlds.runner import environment_of
 
     (folder / "mine.py").write_text(HEAD + text)
     found = load(f"{folder}/mine.py", "environments")

@@ -9,8 +9,7 @@ import torch
 
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Thompson, VarianceAware
-from mmrl.algorithms.samplers.tracked import Prioritized
+from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Prioritized, Thompson, VarianceAware
 from mmrl.algorithms.shaping.combine import Unlikeliness
 from mmrl.answers.boxes.box import Box
 from mmrl.core.protocols import PromptSampler

@@ -13,7 +13,7 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.presets.baselines import CLIPPED
-from mmrl.algorithms.samplers.tracked import NearestValue
+from mmrl.algorithms.samplers.learned import NearestValue
 from mmrl.algorithms.shaping.thinking import BudgetReward, LengthBudget, ModePays
 from mmrl.algorithms.weights.aggregate import FirstApart, TokenMean
 from mmrl.core.readings import VALUE

@@ -13,7 +13,7 @@ from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, CenteredReward, GroupPreference, NegativeAware
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.weights.noise import EqualGradient, InverseStep, NoiseLevel
+from mmrl.algorithms.weights.importance import EqualGradient, InverseStep, NoiseLevel
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, ORIGIN, PULL, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Counts, Prompt
 from mmrl.flow.dynamics import dynamics_of

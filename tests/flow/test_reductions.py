@@ -15,7 +15,7 @@ from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.flow import extremes
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
-from mmrl.algorithms.weights.noise import EqualGradient
+from mmrl.algorithms.weights.importance import EqualGradient
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.flow.schedules import Branching, Full, OneStep, Tree, Window
 from tests.flow.test_learning import small

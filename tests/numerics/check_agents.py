@@ -5,7 +5,7 @@ import torch
 from mmrl.algorithms.advantages.segments import GiGPO
 from mmrl.algorithms.planners.replay import Kept, ReplaySuccess
 from mmrl.algorithms.presets.turns import geometry_zero, mobile_agent_v3, ui_s1
-from mmrl.algorithms.shaping.turns import WhereToolsHelp
+from mmrl.algorithms.shaping.thinking import WhereToolsHelp
 from mmrl.algorithms.turns import Turns, returns_of
 from mmrl.core.types import Rollouts, StoredRow
 from tests.numerics.registry import Vector, check, close, tensor

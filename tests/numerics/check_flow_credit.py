@@ -12,7 +12,7 @@ from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import CenteredReward, GroupPreference
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.weights.noise import EqualGradient, InverseStep
+from mmrl.algorithms.weights.importance import EqualGradient, InverseStep
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Counts, Reading
 from mmrl.flow.dynamics import CPS, FlowSDE, Wan

@@ -13,7 +13,7 @@ from mmrl.algorithms.advantages.tree import TreeNorm, mean_of_leaves, node_colum
 from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
+from mmrl.algorithms.weights.importance import InverseStep, NoiseLevel
 from mmrl.core.protocols import Advantage, Term
 from mmrl.core.readings import (
     DT,

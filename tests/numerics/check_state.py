@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from mmrl.algorithms.advantages.bundles import Bundles
 from mmrl.algorithms.advantages.entropy import NearEntropy
 from mmrl.algorithms.advantages.group import Bold, TokenAverage
 from mmrl.algorithms.advantages.remembered import SingleStream
+from mmrl.algorithms.advantages.spread import Bundles
 from mmrl.algorithms.notes import memory_share
 from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip
 from mmrl.algorithms.objectives.penalties import BetweenReferences, LooserWhereGood
-from mmrl.algorithms.planners.tempered import Heat
+from mmrl.algorithms.planners.extra_samples import Heat
 from mmrl.algorithms.statistics import uncertainty
 from mmrl.algorithms.turns import cutpoints, segment_advantages
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, START_LOGPROBS

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from mmrl import Box
 from mmrl.algorithms.advantages.group import BySign, GroupNorm
-from mmrl.algorithms.advantages.thinking import AboveReference, BudgetRelative, WithinBudgets
+from mmrl.algorithms.advantages.segments import AboveReference, BudgetRelative, WithinBudgets
 from mmrl.algorithms.advantages.tree import PrefixValues, TreeValues
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.regression import ValueFit
 from mmrl.algorithms.objectives.surrogates import Clip, Dro, EvenStart
 from mmrl.algorithms.presets.thinking import kimi_k15, thinkless
-from mmrl.algorithms.samplers.tracked import nearest
+from mmrl.algorithms.samplers.learned import nearest
 from mmrl.algorithms.shaping.thinking import BudgetReward, LengthBudget, ModePays, ShorterIsBetter
 from mmrl.algorithms.weights.aggregate import FirstApart, TokenMean
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, VALUE

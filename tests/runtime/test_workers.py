@@ -139,7 +139,7 @@ RewardRunner([reward]).score([Group(0, Prompt("p"), (Sample(text="a"),))])
 WORLDS = """
 from mmrl.core.episodes import Limits
 from mmrl.core.types import Observation, Prompt, Turn
-from mmrl.training.worlds.host import environment_of
+from mmrl.training.worlds.runner import environment_of
 from mmrl.training.worlds.runner import WorldCalling, WorldRunner
 def world(prompt, turns, seed): return Observation("hm")
 runner = WorldRunner(environment_of(world), Limits(), WorldCalling("process", 1))

@@ -16,8 +16,8 @@ from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.planners.begun import BudgetCuts, ThinkOrNot
+from mmrl.algorithms.planners.extra_samples import ByDoubt
 from mmrl.algorithms.planners.hints import Scaffold
-from mmrl.algorithms.planners.tempered import ByDoubt
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.shaping.thinking import BudgetReward

@@ -6,12 +6,11 @@ from mmrl.algorithms.advantages.entropy import EntropyBudget, EntropyControl, Ne
 from mmrl.algorithms.advantages.group import GoodTempered, GroupNorm, TokenAverage
 from mmrl.algorithms.objectives.moving_clip import ClipCov, EntropyClip, KlCov
 from mmrl.algorithms.objectives.surrogates import Clip, Reinforce
-from mmrl.algorithms.planners.tempered import ByDoubt, Tempered
+from mmrl.algorithms.planners.extra_samples import ByDoubt, Tempered
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo
 from mmrl.algorithms.presets.clipping import dapo
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
-from mmrl.algorithms.weights.importance import AttentionRhythm, ConflictTokens, HighEntropy
-from mmrl.algorithms.weights.prompts import SmallTarget
+from mmrl.algorithms.weights.importance import AttentionRhythm, ConflictTokens, HighEntropy, SmallTarget
 
 kl_cov = replace(grpo, objective=((1.0, KlCov()),), aggregation=TokenMean(), minibatches=8)
 """A KL penalty on the few tokens that would cost the most entropy.

@@ -27,7 +27,7 @@ from mmrl.algorithms.objectives.forward import (
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.flow import SampleFrom, Scouts
 from mmrl.algorithms.weights.aggregate import TokenMean
-from mmrl.algorithms.weights.noise import EqualGradient, InverseStep, NoiseLevel
+from mmrl.algorithms.weights.importance import EqualGradient, InverseStep, NoiseLevel
 from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Surrogate, Tree, Window
 from mmrl.flow.sigmas import LinearShift
 from mmrl.flow.surrogate import SurrogatePath

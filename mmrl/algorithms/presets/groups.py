@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, SemanticEntropy
-from mmrl.algorithms.advantages.bundles import Bundles
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.group import Bold, Halves, PassK, Strata, VirtualBest
-from mmrl.algorithms.advantages.spread import Asymmetric, BetaNorm, WhereLengthPays
+from mmrl.algorithms.advantages.spread import Asymmetric, BetaNorm, Bundles, WhereLengthPays
 from mmrl.algorithms.objectives.penalties import LooserWhereGood, ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip, Reinforce
 from mmrl.algorithms.presets.baselines import CLIPPED, dr_grpo, grpo

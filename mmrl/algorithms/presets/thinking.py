@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import BySign
-from mmrl.algorithms.advantages.thinking import AboveReference, BudgetRelative, WithinBudgets
+from mmrl.algorithms.advantages.segments import AboveReference, BudgetRelative, WithinBudgets
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip, Dro, EvenStart
 from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot

@@ -9,7 +9,7 @@ from mmrl.algorithms.planners.hints import AskedHalves
 from mmrl.algorithms.planners.replay import ReplaySuccess
 from mmrl.algorithms.planners.segments import BranchWhereUnsure
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo
-from mmrl.algorithms.shaping.turns import SeldomTools, WhereToolsHelp
+from mmrl.algorithms.shaping.thinking import SeldomTools, WhereToolsHelp
 from mmrl.algorithms.weights.aggregate import TokenMean
 
 gigpo = replace(

@@ -1,9 +1,9 @@
-"""How much an action's credit counts: by what the policy or its teacher knew, by attention, by the group's other samples."""
+"""How much an action's credit counts: by what policy or teacher knew, attention, the group, its prompt, a step's noise."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,15 +15,18 @@ from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import (
     ATTENTION_DISTANCE,
     ATTENTION_INFLUENCE,
+    DT,
     GROUP_DIVERGENCE,
     MEAN_REWARD,
     OLD_ENTROPY,
     OLD_LOGPROBS,
+    PULL,
     REWARD,
     ROLLOUT_LOGPROBS,
+    STD,
     TAUGHT,
 )
-from mmrl.core.types import Batch, Counts, Reading, Scope
+from mmrl.core.types import Batch, Counts, Group, MediaSize, Prompt, Reading, Sample, Scope
 from mmrl.runtime.ranges import Count, Factor, NonNegative, Number, Positive, PositiveShare, Share
 from mmrl.runtime.tensors import masked_mean
 
@@ -318,3 +321,153 @@ class AttentionRhythm(PlainWeight):
                 rhythm = Rhythm(*(batch.frozen[reading][i, :length] for reading in self.reads))
                 weights[i, :length] = rhythm.factors(self.kind, self.share, self.amplify, self.back, self.moved).to(weights)
         return torch.where(batch.advantages >= 0, weights, 1.0)
+
+
+class OfTheStep(PartHooks):
+    """A weight that knows the schedule only."""
+
+    reads: tuple[Reading, ...] = ()
+    scope: Scope = "action"
+
+
+@dataclass(frozen=True)
+class NoiseLevel(OfTheStep):
+    """S_i / mean of S over the steps that the schedule trains: noisy early steps count more (TempFlow-GRPO, arXiv:2508.04324).
+
+    The mean is taken, not the paper's constants (2.25 for SD3, 1.73 for FLUX), which are 1 / mean to three digits.
+    """
+
+    reads = (STD,)
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        std = batch.frozen[STD]
+        trained = std > 0
+        mean = std.sum(1, keepdim=True) / trained.sum(1, keepdim=True).clamp(min=1)
+        return torch.where(trained, std / mean.clamp(min=1e-12), 0.0)
+
+
+@dataclass(frozen=True)
+class InverseStep(OfTheStep):
+    """1 / (sigma - sigma'): with normalized ratios every step pulls equally at the velocity (GRPO-Guard, arXiv:2510.22319)."""
+
+    reads = (DT,)
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        return 1 / batch.frozen[DT].clamp(min=1e-12)
+
+
+@dataclass(frozen=True)
+class EqualGradient(OfTheStep):
+    """w / mean of w, w = 1 / |d log p / d velocity| at a noise of 1: all steps pull equally (Flash-GRPO, arXiv:2605.15980).
+
+    With Flow-SDE, Dance-SDE and Wan w = 1 / (sqrt(dt) / s + s sqrt(dt) (1 - sigma) / (2 sigma)); 3/2 of it is LongCat-Video's
+    (arXiv:2510.22200). It never touches a KL term.
+    """
+
+    normalize: Literal["pool", "batch"] = "pool"
+    """The mean is over the steps that the schedule may train, or (the authors' script) over all trained actions of the batch."""
+
+    reads = (PULL,)
+
+    @property
+    def pools(self) -> tuple[Reading, ...]:
+        return (PULL,) if self.normalize == "batch" else ()
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        pull = batch.frozen[PULL]
+        trained = pull > 0
+        weight = torch.where(trained, 1 / torch.where(trained, pull, 1.0), 0.0)
+        mean = weight.sum(1, keepdim=True) / trained.sum(1, keepdim=True).clamp(min=1)
+        if self.normalize == "batch":
+            mean = (1 / counts.pooled[PULL]).mean()
+        return torch.where(trained, weight / mean, 0.0)
+
+
+@dataclass(frozen=True)
+class Difficulty(PlainWeight):
+    """The number in a column of the prompt, for every action of its rollouts (GUI-G1, arXiv:2505.15810).
+
+    There it grows as the target box shrinks against the picture. The column is used as it is, without normalizing.
+    """
+
+    column: str = "difficulty"
+    """The column of the prompts that holds the weight, a number."""
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        """Raises ValueError when a prompt has no number in that column."""
+        values = torch.tensor([self._of(group.prompt) for group, _ in batch.rollouts.samples()])
+        return values.to(batch.advantages)[:, None].expand_as(batch.advantages)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for a prompt without a number in that column."""
+        for prompt in prompts:
+            self._of(prompt)
+
+    def _of(self, prompt: Prompt) -> float:
+        value = prompt.columns.get(self.column)
+        if not isinstance(value, int | float):
+            raise ValueError(
+                f"prompt {prompt.id!r} has {value!r} in column {self.column!r}, which Difficulty weighs rollouts by: "
+                "give every row of the data set a number there, or name another column"
+            )
+        return float(value)
+
+
+@runtime_checkable
+class Rectangle(Protocol):
+    """The part of a true box that is used here."""
+
+    @property
+    def area(self) -> float: ...
+
+    def to(self, space: Literal["norm1"], size: MediaSize | None) -> "Rectangle":
+        """The same in shares of the picture's sides."""
+        ...
+
+
+@dataclass(frozen=True)
+class SmallTarget(PlainWeight):
+    """kappa = clamp((reference / s)^power, least, most), s the share of the picture that the true box covers (GUI-G1).
+
+    arXiv:2505.15810, whose data hold such a number for every prompt (Difficulty reads it); how it was made of the box's relative
+    size was not found, so this form and its numbers are ours. Of several boxes the mean size counts.
+    """
+
+    reference: PositiveShare = 0.01
+    """Share of the picture at which kappa is 1."""
+    power: Positive = 0.5
+    """How fast kappa grows as a box shrinks."""
+    least: Positive = 0.5
+    """kappa of large boxes."""
+    most: Positive = 2.0
+    """kappa of tiny ones."""
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        """Raises ValueError when a prompt's answer is no box."""
+        values = torch.tensor([self.factor(self._share(*pair)) for pair in batch.rollouts.samples()])
+        return values.to(batch.advantages)[:, None].expand_as(batch.advantages)
+
+    def factor(self, share: float) -> float:
+        """kappa of a box that covers this share of its picture."""
+        return min(max((self.reference / share) ** self.power, self.least), self.most)
+
+    def _share(self, group: Group, sample: Sample) -> float:
+        size = sample.media_sizes[0] if sample.media_sizes else None
+        boxes = self._boxes(group.prompt)
+        return sum(box.to("norm1", size).area for box in boxes) / len(boxes)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for a prompt whose answer is no box."""
+        for prompt in prompts:
+            self._boxes(prompt)
+
+    def _boxes(self, prompt: Prompt) -> Sequence[Rectangle]:
+        answer = prompt.answer
+        given = cast(Sequence[object], answer if isinstance(answer, tuple | list) else (answer,))
+        boxes = [box for box in given if isinstance(box, Rectangle)]
+        if len(boxes) < len(given) or not boxes:
+            raise ValueError(
+                f"prompt {prompt.id!r} has the answer {answer!r}, and SmallTarget weighs rollouts by the size of true "
+                "boxes: take a data set whose answers are boxes, or remove it from algorithm.importance"
+            )
+        return boxes

@@ -28,8 +28,7 @@ from mmrl.runtime.blame import in_words
 from mmrl.runtime.ranges import hints_of
 from mmrl.runtime.sandbox.sandbox import MOST, RunsCode
 from mmrl.serving.reward_client import RemoteReward, is_url
-from mmrl.training.worlds.host import Answering
-from mmrl.training.worlds.runner import WorldRunner
+from mmrl.training.worlds.runner import Answering, WorldRunner
 
 log = logging.getLogger("mmrl")
 SERVED = ("deadline_s", "token_env")

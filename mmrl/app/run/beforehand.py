@@ -11,9 +11,9 @@ from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.algorithm import OF_SCORES
 from mmrl.algorithms.planners.begun import Wordings
 from mmrl.algorithms.planners.hints import AskedHalves
-from mmrl.algorithms.samplers.tracked import NearestValue
+from mmrl.algorithms.samplers.learned import NearestValue
 from mmrl.algorithms.shaping.reference import Agreement
-from mmrl.algorithms.shaping.turns import WhereToolsHelp
+from mmrl.algorithms.shaping.thinking import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need
 from mmrl.answers.sources import Fit

@@ -56,8 +56,8 @@ from mmrl.training.checkpoints.save import Checkpoints, Pace
 from mmrl.training.evaluate import Evaluator, SeenPrompts, check_columns
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import Until
+from mmrl.training.stopping import goal_of
 from mmrl.training.trainer import Records, Trainer
-from mmrl.training.watch.goal import goal_of
 
 log = logging.getLogger("mmrl")
 LOOK = 5000

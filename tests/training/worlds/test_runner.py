@@ -21,8 +21,7 @@ from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.runtime.process_state import put_aside, random_state, take_back
 from mmrl.runtime.workers import WorkerError
 from mmrl.training.worlds import runner as worlds
-from mmrl.training.worlds.host import environment_of
-from mmrl.training.worlds.runner import LONGEST_TEXT, WorldCalling, WorldRunner
+from mmrl.training.worlds.runner import LONGEST_TEXT, WorldCalling, WorldRunner, environment_of
 
 LIMITS = Limits(timeout_s=60.0)
 PROMPT = Prompt("p")

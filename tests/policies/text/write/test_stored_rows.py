@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.planners.tempered import Heat
+from mmrl.algorithms.planners.extra_samples import Heat
 from mmrl.core.readings import LOGPROBS, PREVIOUS_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import segments_of, turn_ids
 from mmrl.core.types import Request, StoredRow, Tempering
