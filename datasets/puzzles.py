@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, get_args
 
 from mmrl import Prompt
-from mmrl.data.drawn.puzzles.make import Kind, make_puzzle
+from mmrl.data.drawn.puzzles.kinds import Kind, make_puzzle
 from mmrl.data.drawn.puzzles.puzzle import HARDEST
 from mmrl.data.sources import lazily
 from mmrl.runtime.ranges import Count, Range, Seed

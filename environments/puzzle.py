@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from mmrl import Observation, Prompt, Turn
 from mmrl.answers.calls import CallError
-from mmrl.data.drawn.puzzles.make import KINDS, make_puzzle
+from mmrl.data.drawn.puzzles.kinds import KINDS, make_puzzle
 from mmrl.data.drawn.puzzles.puzzle import Puzzle, command
 from mmrl.data.tools.foreign import mistake
 

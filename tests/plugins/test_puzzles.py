@@ -13,8 +13,8 @@ from mmrl import Prompt, Turn
 from mmrl.answers.calls import CallError
 from mmrl.app.cli.groups import environment as commands
 from mmrl.app.plugins.resolve import load
-from mmrl.data.drawn.puzzles import dial, follow, pairs, slide, tiles, upright
-from mmrl.data.drawn.puzzles.make import Kind
+from mmrl.data.drawn.puzzles import kinds
+from mmrl.data.drawn.puzzles.kinds import Kind
 from mmrl.data.drawn.puzzles.puzzle import COLOURS, HARDEST, command
 
 KINDS = get_args(Kind)
@@ -31,10 +31,10 @@ def where(seen: Seen, name: str) -> Any:
 
 def turn_the_needles(text: str, seen: Seen) -> Play:
     def angle(seen: Seen, name: str, number: int) -> float:
-        y, x = where(seen[:, number * dial.SIDE : (number + 1) * dial.SIDE], name).mean(0) - dial.MIDDLE
+        y, x = where(seen[:, number * kinds.DIAL : (number + 1) * kinds.DIAL], name).mean(0) - kinds.HUB
         return float(np.degrees(np.arctan2(x, -y)))
 
-    for number, first in enumerate([15] * (seen.shape[1] // dial.SIDE)):
+    for number, first in enumerate([15] * (seen.shape[1] // kinds.DIAL)):
         before = angle(seen, "red", number)
         seen = yield f"turn {number + 1} {first}"
         needle = angle(seen, "red", number)
@@ -44,28 +44,28 @@ def turn_the_needles(text: str, seen: Seen) -> Play:
 
 
 def slide_the_tiles(text: str, seen: Seen) -> Play:
-    size, side = slide.SIZE, slide.TILE
-    ends = np.asarray(slide.Slide("", {}, 1, slide.ORDER, 1).look())
+    size, side = kinds.SIZE, kinds.TILE
+    ends = np.asarray(kinds.Slide("", {}, 1, kinds.ORDER, 1).look())
     cut = [(slice(y, y + side), slice(x, x + side)) for y in range(0, size * side, side) for x in range(0, size * side, side)]
-    tiles = tuple(next(t for place, t in zip(cut, slide.ORDER, strict=True) if (ends[place] == seen[part]).all()) for part in cut)
+    tiles = tuple(next(t for place, t in zip(cut, kinds.ORDER, strict=True) if (ends[place] == seen[part]).all()) for part in cut)
     ways: dict[tuple[int, ...], list[int]] = {tiles: []}
     queue = deque(ways)
-    while slide.ORDER not in ways:
+    while kinds.ORDER not in ways:
         here = queue.popleft()
-        for place in slide.neighbours(here.index(0)):
-            there = slide.after(here, here[place])
+        for place in kinds.neighbours(here.index(0)):
+            there = kinds.after(here, here[place])
             if there not in ways:
                 ways[there] = [*ways[here], here[place]]
                 queue.append(there)
-    for tile in ways[slide.ORDER]:
+    for tile in ways[kinds.ORDER]:
         yield f"I slide {tile}."
 
 
 def follow_the_disc(text: str, seen: Seen) -> Play:
-    at, seconds = int(where(seen, "red")[:, 1].mean()) // follow.PLACE, int(text.partition(" seconds")[0].split()[-1])
+    at, seconds = int(where(seen, "red")[:, 1].mean()) // kinds.STEP, int(text.partition(" seconds")[0].split()[-1])
     for second in range(seconds):
         seen = yield f"frame {second}.5"
-        row = seen[follow.MIDDLE, follow.PLACE // 2 :: follow.PLACE].sum(1)
+        row = seen[kinds.ROW, kinds.STEP // 2 :: kinds.STEP].sum(1)
         moving = [place for place, light in enumerate(row) if light > 400]
         at = sum(moving) - at if at in moving else at
     yield f"answer {at + 1}"
@@ -80,13 +80,13 @@ def measure_the_bars(text: str, seen: Seen) -> Play:
 
 
 def patterns(seen: Seen, size: int) -> list[Seen]:
-    step = tiles.DOTS * tiles.DOT + tiles.GAP
-    corners = [(tiles.GAP + step * y, tiles.GAP + step * x) for y in range(size) for x in range(size)]
-    return [seen[y : y + step - tiles.GAP, x : x + step - tiles.GAP] for y, x in corners]
+    step = kinds.DOTS * kinds.DOT + kinds.GAP
+    corners = [(kinds.GAP + step * y, kinds.GAP + step * x) for y in range(size) for x in range(size)]
+    return [seen[y : y + step - kinds.GAP, x : x + step - kinds.GAP] for y, x in corners]
 
 
 def find_the_odd_one(text: str, seen: Seen) -> Play:
-    size = len(seen) // (tiles.DOTS * tiles.DOT + tiles.GAP)
+    size = len(seen) // (kinds.DOTS * kinds.DOT + kinds.GAP)
     found = patterns(seen, size)
     (odd,) = (i for i, one in enumerate(found) if sum((one == other).all() for other in found) == 1)
     yield f"odd {odd // size + 1} {odd % size + 1}"
@@ -101,7 +101,7 @@ def find_the_differences(text: str, seen: Seen) -> Play:
 
 def remember_the_cards(text: str, seen: Seen) -> Play:
     known, out = dict[int, bytes](), set[int]()
-    total = next(n for n in count(1) if n == pairs.COLUMNS * (len(seen) // pairs.CARD) or not is_card(seen, n))
+    total = next(n for n in count(1) if n == kinds.COLUMNS * (len(seen) // kinds.CARD) or not is_card(seen, n))
     while len(out) < total:
         twins = [(i, j) for i in known for j in known if i < j and known[i] == known[j] and not {i, j} & out]
         one, other = twins[0] if twins else [i for i in range(total) if i not in known][:2]
@@ -112,8 +112,8 @@ def remember_the_cards(text: str, seen: Seen) -> Play:
 
 
 def card(seen: Seen, i: int) -> Seen:
-    y, x = (pairs.CARD * k for k in divmod(i, pairs.COLUMNS))
-    return seen[y : y + pairs.CARD, x : x + pairs.CARD]
+    y, x = (kinds.CARD * k for k in divmod(i, kinds.COLUMNS))
+    return seen[y : y + kinds.CARD, x : x + kinds.CARD]
 
 
 def is_card(seen: Seen, i: int) -> bool:
@@ -121,9 +121,9 @@ def is_card(seen: Seen, i: int) -> bool:
 
 
 def turn_the_pieces(text: str, seen: Seen) -> Play:
-    step, side = upright.PIECE + 2, upright.PIECE
-    for i in range(upright.SIZE**2):
-        y, x = (step * k for k in divmod(i, upright.SIZE))
+    step, side = kinds.PIECE + 2, kinds.PIECE
+    for i in range(kinds.SIZE**2):
+        y, x = (step * k for k in divmod(i, kinds.SIZE))
         piece = seen[y : y + side, x : x + side].sum(2).astype(float)
         falls = [turned[:12].mean() - turned[-12:].mean() for turned in (np.rot90(piece, -k) for k in range(4))]
         if quarters := int(np.argmax(falls)):

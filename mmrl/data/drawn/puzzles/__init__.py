@@ -1,1 +1,1 @@
-"""Puzzles on pictures, solved turn by turn: one idea a file."""
+"""Puzzles on pictures, solved turn by turn: a class for each kind."""
