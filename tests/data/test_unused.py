@@ -8,10 +8,8 @@ from PIL import Image
 
 from mmrl.app.commands.data import check
 from mmrl.core.samples import Video
-from mmrl.data.dialogues import dialogue
 from mmrl.data.layouts.base import note_unused, refuse_keys
 from mmrl.data.layouts.table import LAYOUTS
-from mmrl.data.readers import Row
 from mmrl.data.validate import Report
 from tests.support.grounding import convert
 from tests.support.videos import even, write_video
@@ -37,10 +35,10 @@ def written(folder: Path, *rows: object) -> str:
     return str(folder / "rows.jsonl")
 
 
-def load(folder: Path, *rows: object):
+def load(folder: Path, *rows: object, by: str = "qa_jsonl"):
     from mmrl import load_data
 
-    return list(load_data("qa_jsonl", path=written(folder, *rows)))
+    return list(load_data(by, path=written(folder, *rows)))
 
 
 def test_keys_are_found_at_their_places():
@@ -190,9 +188,9 @@ def test_parts_of_clips_survive_a_conversion(tmp_path):
 
 
 def test_dialogues_show_parts_of_clips(tmp_path):
-    written(tmp_path)
-    row = Row({"messages": [*asked(PART), {"role": "assistant", "content": "It falls."}]}, "rows.jsonl", 1)
-    assert dialogue(row, tmp_path, True).media == (Video(str(tmp_path / "a.mp4"), 2.0, 6.0, 2.0),)
+    row = {"messages": [*asked(PART), {"role": "assistant", "content": "It falls."}]}
+    [prompt] = load(tmp_path, row, by="dialogues")
+    assert prompt.media == (Video(str(tmp_path / "a.mp4"), 2.0, 6.0, 2.0),)
 
 
 def test_every_layout_of_rows_says_what_it_reads_of_objects():
@@ -206,4 +204,4 @@ def test_dialogues_refuse_the_same_keys(tmp_path):
         r"messages\.tool_calls": asked(tool_calls=[{"name": "f"}]),
     }.items():
         with pytest.raises(ValueError, match=f"the row has {key}: "):
-            dialogue(Row({"messages": turns}, "rows.jsonl", 1), tmp_path, True)
+            load(tmp_path, {"messages": turns}, by="dialogues")
