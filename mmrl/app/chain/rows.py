@@ -38,8 +38,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Sample, Scores
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import EDITED, MEDIA
-from mmrl.data.layouts.write import LineWriter
-from mmrl.data.prompt_rows import check_writable, columns_of
+from mmrl.data.layouts.write import LineWriter, check_writable, columns_of
 from mmrl.runtime.blame import UnavailableError
 from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
 

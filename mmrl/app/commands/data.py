@@ -29,7 +29,7 @@ from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.load import RowReader, read_prompts
 from mmrl.data.layouts.source import Guess, Source, UnknownLayoutError, foreign, guess, open_foreign, open_source
 from mmrl.data.layouts.table import NAMES
-from mmrl.data.prompt_rows import prompt_source
+from mmrl.data.layouts.write import prompt_source
 from mmrl.data.questions import Questions
 from mmrl.data.split import split_source
 from mmrl.data.validate import check as check_prompts

@@ -1,21 +1,25 @@
-"""Rows in our words as lines of JSONL, with the pictures of a table written to files next to it."""
+"""Rows in our words as lines of JSONL, with the pictures of a table written to files next to it, and prompts as such rows."""
 
 import hashlib
 import io
+import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from PIL import Image
 
+from mmrl.answers.boxes.box import Box
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.samples import AUDIO, VIDEO, Prompt
+from mmrl.core.samples import AUDIO, VIDEO, Prompt, kind_of
 from mmrl.data.files.paths import path_below, relative_to
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
-from mmrl.data.layouts.base import MEDIA
-from mmrl.data.readers import Cell, as_list
+from mmrl.data.layouts.base import EDITED, MEDIA
+from mmrl.data.layouts.source import Guess, Source, layout_called
+from mmrl.data.readers import Cell, Row, as_list
+from mmrl.data.validate import FILE_ROW
 from mmrl.runtime.disk import sha256_of, whole_file
 from mmrl.runtime.near import link
 
@@ -164,3 +168,80 @@ def answer_columns(one: str, several: str, prompt: Prompt, say: Callable[[Cell],
     if isinstance(prompt.answer, tuple):
         return {several: [say(answer) for answer in prompt.answer]}
     return {one: say(prompt.answer)}
+
+
+TAUGHT = {"picture": "image", "clip": "video"}
+"""Columns of what a generator is taught, and their names in files."""
+
+
+def prompt_source(path: Path, found: Guess, prompts: Sequence[Prompt]) -> Source:
+    """The prompts of a file as a source of rows in our words; ValueError for one that a row cannot express."""
+    for prompt in prompts:
+        check_writable(prompt)
+    rows = [Row(columns_of(prompt), path.name, number) for number, prompt in enumerate(prompts, start=1)]
+    return Source(path, replace(layout_called(found.layout), read=lambda path, report: iter(rows)), found)
+
+
+def check_writable(prompt: Prompt) -> None:
+    """Raise ValueError for a prompt that a line of JSONL cannot express: one with another kind of answer, or a part of a clip."""
+    if not (has_boxes(prompt) or has_spans(prompt) or is_json(prompt.answer)):
+        raise ValueError(
+            f"prompt {prompt.id!r} has the answer {str(prompt.answer)[:80]}, which is no box, span, text or number and cannot be "
+            "written as JSONL: write its file in your data set"
+        )
+    for media in prompt.media:
+        kind = kind_of(media)
+        if kind.source is not None and kind.file_of(media) is None:
+            raise ValueError(
+                f"prompt {prompt.id!r} shows {media}, which is not a whole file: cut {kind.nouns} into files before writing them"
+            )
+
+
+def has_boxes(prompt: Prompt) -> bool:
+    return prompt.answer is not None and all(isinstance(box, Box) for box in answers_of(prompt))
+
+
+def columns_of(prompt: Prompt) -> dict[str, Cell]:
+    """The prompt as a row: of grounding_jsonl, qa_jsonl, edits or prompts, by its answer and columns; paths are absolute."""
+    kept = {
+        key: value
+        for key, value in prompt.columns.items()
+        if key not in (FILE_ROW, *TAUGHT) and (is_json(value) or key in EDITED)
+    }
+    taught = {name: _path(prompt.columns[key]) for key, name in TAUGHT.items() if key in prompt.columns}
+    line: dict[str, Cell] = {**kept, "id": prompt.id, **media_of(prompt), **taught}
+    if has_boxes(prompt):
+        boxes = answers_of(prompt)
+        line |= {"question": prompt.text, **answer_columns("box", "boxes", prompt, _corners)}
+        line["space"] = boxes[0].space if boxes else "pixel"
+        line.pop("size", None)
+    elif "question" in kept:
+        line |= {**answer_of(prompt), "kind": line.pop("problem_type", None)}
+    else:
+        text = "caption" if taught else "instruction" if prompt.media else "prompt"
+        line |= {text: prompt.text, **answer_of(prompt)}
+    return line
+
+
+def media_of(prompt: Prompt) -> dict[str, Cell]:
+    """The column of its media, with absolute paths; a row holds media of one kind."""
+    shown = list(map(_path, prompt.media))
+    return {kind_of(prompt.media[0]).name: shown[0] if len(shown) == 1 else shown} if shown else {}
+
+
+def _path(media: Cell) -> Cell:
+    """The absolute path of media that are one whole file, else the media."""
+    file = kind_of(media).file_of(media)
+    return media if file is None else os.path.abspath(file)
+
+
+def is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _corners(box: Box) -> Cell:
+    return list(box.corners) if box.label is None else {"bbox": list(box.corners), "label": box.label}

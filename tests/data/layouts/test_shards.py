@@ -10,7 +10,7 @@ from PIL import Image
 from mmrl.app.commands.data import check
 from mmrl.app.plugins.resolve import load
 from mmrl.app.reward_test.probes import read_tasks
-from mmrl.data.layouts.shards import MOST, tar_rows
+from mmrl.data.layouts.files import MOST_BYTES, tar_rows
 from mmrl.data.layouts.source import guess
 from mmrl.data.validate import Report
 from tests.support.grounding import convert
@@ -86,7 +86,7 @@ def link(kind, name="a.png", target="/etc/passwd"):
         (link(tarfile.FIFOTYPE), "holds 'a.png', a link or special file"),
         (("../a.png", b"x"), "holds '../a.png', which leads out of it: pack the files below one folder"),
         (("/a.png", b"x"), "holds '/a.png', which leads out of it"),
-        (("a.txt", bytes(MOST[".txt"] + 1)), "holds 'a.txt' of 1,048,577 bytes, more than 1,048,576: pack smaller files"),
+        (("a.txt", bytes(MOST_BYTES[".txt"] + 1)), "holds 'a.txt' of 1,048,577 bytes, more than 1,048,576: pack smaller files"),
     ],
 )
 def test_a_tar_with_such_a_member_is_refused(member, words, tmp_path):
