@@ -1,7 +1,5 @@
 """Training and evaluation of a recipe, also on a small scale: held-out prompts scored, as the figures of the paper's table."""
 
-import hashlib
-import inspect
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +24,15 @@ from mmrl.app.run.build import held_out_prompts, load_rewards, named_reward, wit
 from mmrl.app.run.context import console, distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import load_state, revive
-from mmrl.app.toml.tables import Table, Values
+from mmrl.app.toml.tables import Table
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Prompt, Value
 from mmrl.data.drawn import moving, prompt_writers, public_layouts, scenes
-from mmrl.lab.recipes.facts import DATA, MODELS, Figure, Given, Measure, Published, Recipe, find_recipe
+from mmrl.lab.recipes.facts import DATA, MODELS, Figure, Measure, Published, Recipe, find_recipe
 from mmrl.lab.recipes.pages import missing_files, number
 from mmrl.lab.tiny import scorers
-from mmrl.runtime.cache import keep
+from mmrl.runtime.cache import hash_of, keep
 from mmrl.runtime.process_state import seed
 from mmrl.runtime.repeating import deterministic
 from mmrl.training.evaluate import Evaluator
@@ -256,9 +254,8 @@ WHOLE = "whole"
 
 def draw_files(recipe: Recipe) -> Path:
     """The folder of a recipe's small files: drawn once, then kept in the cache."""
-    sources = [inspect.getsource(module) for module in (public_layouts, prompt_writers, moving, scenes, scorers)]
-    facts = (recipe.tiny.layout, recipe.tiny.seed, model_names(recipe), sources)
-    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+    facts = {"layout": recipe.tiny.layout, "seed": recipe.tiny.seed, "models": model_names(recipe)}
+    key = hash_of(facts, (public_layouts, prompt_writers, moving, scenes, scorers), ())
 
     def draw(folder: Path) -> None:
         public_layouts.draw(recipe.tiny.layout, folder / DATA, recipe.tiny.seed)
@@ -277,53 +274,35 @@ def model_names(recipe: Recipe) -> list[str]:
 
 def as_tiny(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe whose measures look at the small files, scored by small models."""
-    small = [(one, small_data(one.data, recipe), small_reward(one.reward, recipe)) for one in recipe.measure]
-    moved = (replace(one, data=move_paths(data, folder), reward=move_paths(reward, folder)) for one, data, reward in small)
-    return replace(recipe, measure=tuple(moved))
+
+    def small(one: Measure) -> Measure:
+        data, reward = (small_values(table, recipe, folder, key) for key, table in (("data", one.data), ("reward", one.reward)))
+        return replace(one, data=data, reward=reward)
+
+    return replace(recipe, measure=tuple(map(small, recipe.measure)))
 
 
 def small_table(recipe: Recipe, folder: Path) -> Table:
     """The run's config with its paths led to the small files, and its small settings."""
-    table = Table.read(recipe.config)
-    values = dict(table.values)
-    values["data"] = small_data(values["data"], recipe)
-    values["stage"] = [small_stage(one, recipe) for one in values.get("stage", ())]
-    evaluation = dict(values["evaluation"])
-    values["evaluation"] = evaluation | {"data": small_data(evaluation["data"], recipe)}
-    values["reward"] = [small_reward(one, recipe) for one in values["reward"]]
-    if "reward" in evaluation:
-        values["evaluation"]["reward"] = [small_reward(one, recipe) for one in evaluation["reward"]]
-    small = Table.of(move_paths(values, folder), f"{recipe.config}, small scale")
+    values = small_values(Table.read(recipe.config).values, recipe, folder)
+    small = Table.of(values, f"{recipe.config}, small scale")
     for word in recipe.tiny.set:
         small.override(word)
     return small
 
 
-def small_stage(stage: Given, recipe: Recipe) -> Values:
-    """A stage with the data and rewards of the small scale where it has its own."""
-    found = dict(stage)
-    if "data" in found and not str(found["data"]["use"]).startswith(STAGE):
-        found["data"] = small_data(found["data"], recipe)
-    if "reward" in found:
-        found["reward"] = [small_reward(one, recipe) for one in found["reward"]]
-    return found
+def small_values(value: Any, recipe: Recipe, folder: Path, key: str = "") -> Any:
+    """What stands under a key, on a small scale: data and rewards with the keys that are others there, paths below `folder`.
 
-
-def small_data(data: Given | list[Given], recipe: Recipe) -> Values | list[Values]:
-    """A table of data, or several, with the further keys of the small scale."""
-    return [{**one, **recipe.tiny.data} for one in data] if isinstance(data, list) else {**data, **recipe.tiny.data}
-
-
-def small_reward(reward: Given, recipe: Recipe) -> Values:
-    """A reward's table with the keys that are others on a small scale; it keeps its name."""
-    changed = recipe.tiny.rewards.get(reward["use"])
-    return dict(reward) if changed is None else {"name": reward["use"], **reward, **changed}
-
-
-def move_paths(value: Any, folder: Path) -> Any:
-    """The same with every path of a recipe below `folder`."""
+    A reward whose keys change keeps its name, and a stage that trains on what another one wrote keeps its data.
+    """
     if isinstance(value, Mapping):
-        return {key: move_paths(item, folder) for key, item in value.items()}
+        use, found = str(value.get("use")), dict(value)
+        if key == "data" and not use.startswith(STAGE):
+            found |= recipe.tiny.data
+        elif key == "reward" and use in recipe.tiny.rewards:
+            found = {"name": use, **found, **recipe.tiny.rewards[use]}
+        return {name: small_values(one, recipe, folder, name) for name, one in found.items()}
     if isinstance(value, list | tuple):
-        return [move_paths(item, folder) for item in value]
+        return [small_values(one, recipe, folder, key) for one in value]
     return str(folder / value) if isinstance(value, str) and value.startswith((DATA, MODELS)) else value
