@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from mmrl.app.report.data import changes, load, pairs
 from mmrl.app.report.rows import SampleLine
+from mmrl.app.report.words import cells_of
 from mmrl.app.run.trackers import duration, figures
 from mmrl.training.callbacks import Callback, Examples
 
@@ -28,7 +29,7 @@ STYLE = """<style>
 .mmrl progress { width: 100%; } .mmrl .drawing { height: 96px; margin: 2px; }
 .mmrl rect { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; }
 .mmrl .truth { stroke: #12a5e8; } .mmrl .predicted { stroke: #ff6a13; }
-.mmrl td, .mmrl th { padding: 2px 12px 2px 0; text-align: left; }
+.mmrl td { padding: 2px 12px 2px 0; } .mmrl thead { font-weight: bold; }
 </style>"""
 MOST_PICTURES = 4
 """Held-out prompts whose pictures are shown before and after."""
@@ -132,13 +133,8 @@ def reward_chart(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 def figures_html(folder: Path) -> str:
     """Held-out figures before and after, curves, and the first pictures that were drawn; curves need the extra `report`."""
     data = load(folder)
-    rows = [
-        f"<tr><td>{escape(one.name)}</td><td>{one.before:.3f}</td><td>{one.after:.3f}</td>"
-        f"<td>{one.difference:+.3f}</td><td>{one.low:+.3f} to {one.high:+.3f}</td></tr>"
-        for one in changes(data)
-    ]
-    head = "<tr><th>held out</th><th>before</th><th>after</th><th>change</th><th>95 % interval</th></tr>"
-    table = f"<table>{head}{''.join(rows)}</table>" if rows else ""
+    rows = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells_of(changes(data))]
+    table = f"<table><thead>{rows[0]}</thead>{''.join(rows[1:])}</table>" if rows[1:] else ""
     charts = ""
     if find_spec("jinja2") is not None:
         from mmrl.app.report.curves import curves

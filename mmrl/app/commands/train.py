@@ -1,7 +1,6 @@
 """`mmrl train` and `mmrl eval`, from the words of a command line to the last line they print."""
 
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.report.figures import PairedChange
-from mmrl.app.report.words import percent, table
+from mmrl.app.report.words import cells_of, table
 from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, refuse_idle_methods, updates
 from mmrl.app.run.folder import RunDir, early_warnings
@@ -299,17 +298,8 @@ def announce(run: RunDir) -> None:
 def print_changes(found: Sequence[PairedChange]) -> None:
     """Each figure of the held-out prompts before and after, with its interval where there are prompts enough for one."""
     if found:
-        unread = any(max(filter(math.isfinite, one.unread), default=0.0) > 0 for one in found)
-        rows: list[Sequence[str]] = []
-        for change in found:
-            interval = (
-                f"{change.low:+.3f} to {change.high:+.3f}" if change.has_interval else f"{change.num_prompts} prompts: none"
-            )
-            share = [f"{percent(change.unread[0])} to {percent(change.unread[1])}"] if unread else []
-            ends = f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}"
-            rows.append((change.name, *ends, interval, *share))
-        names = "before", "after", "change", "95 % interval", *(["unparsed"] if unread else [])
-        console.print(table({"held out": None}, names, rows))
+        (what, *names), *rows = cells_of(found)
+        console.print(table({what: None}, names, rows))
 
 
 def print_report(run: RunDir) -> None:

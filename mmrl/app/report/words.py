@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mmrl.app.errors import printable
+from mmrl.app.report.figures import PairedChange
 
 Words = tuple[tuple[str, str, str], ...]
 """Title, metric, and how to read it."""
@@ -78,6 +79,17 @@ def table(texts: Mapping[str, int | None], numbers: Sequence[str], rows: Iterabl
     for row in rows:
         grid.add_row(*(Text(printable(cell)) for cell in row))
     return grid
+
+
+def cells_of(found: Sequence[PairedChange]) -> list[list[str]]:
+    """Figures before and after as rows, names of the columns first; with the share of unread answers where there are such."""
+    unread = any(max(filter(math.isfinite, one.unread), default=0.0) > 0 for one in found)
+    rows = [["held out", "before", "after", "change", "95 % interval", *(["unparsed"] if unread else [])]]
+    for one in found:
+        interval = f"{one.low:+.3f} to {one.high:+.3f}" if one.has_interval else f"{one.num_prompts} prompts: none"
+        share = [f"{percent(one.unread[0])} to {percent(one.unread[1])}"] if unread else []
+        rows.append([one.name, f"{one.before:.3f}", f"{one.after:.3f}", f"{one.difference:+.3f}", interval, *share])
+    return rows
 
 
 def write_tsv(console: Console, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -68,7 +68,8 @@ def test_a_run_leaves_what_a_commands_run_leaves(whole: mmrl.Run):
     assert [line["step"] for line in whole.metrics if "loss" in line] == [1, 2, 3]
     assert (whole.folder / "checkpoints" / "step-3").is_dir()
     assert {change.name for change in whole.changes} >= {"Reward"}
-    assert "<svg" in whole._repr_html_() and str(whole.folder) in whole._repr_html_()
+    shown = whole._repr_html_()
+    assert "<svg" in shown and str(whole.folder) in shown and "<td>2 prompts: none</td>" in shown and "nan" not in shown
 
 
 def test_a_run_that_is_interrupted_returns_and_goes_on_to_the_same_numbers(tmp_path: Path, whole: mmrl.Run):
