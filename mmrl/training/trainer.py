@@ -18,10 +18,10 @@ from mmrl.core.protocols import Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch, Credit, Reading, Rollouts, Scores
 from mmrl.runtime.blame import UnavailableError
+from mmrl.training.ahead.producer import Ahead
 from mmrl.training.batches import Batches, idle_rows, leave_out
 from mmrl.training.callbacks import Callback, Callbacks, Examples
-from mmrl.training.checkpoints.files import looks_whole
-from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints, looks_whole
 from mmrl.training.checkpoints.state import RunState, copy_state, load_parts
 from mmrl.training.collect import Collected, Collector, rows_of_now, with_shown
 from mmrl.training.deepspeed import drive
@@ -102,7 +102,8 @@ class Trainer:
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
         self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
-        self.collector = collector_for(settings)(policy, sampler, rewards, algorithm, settings, self.ranks, self.reader)
+        collector = Ahead if settings.ahead else Collector
+        self.collector = collector(policy, sampler, rewards, algorithm, settings, self.ranks, self.reader)
         self.health, self.index = Health(settings.max_unparsed, settings.health), records.begin
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
         self.figures, self.audit = UpdateFigures(), Audit(policy, settings, self.ranks)
@@ -336,15 +337,6 @@ def pass_on(algorithm: Algorithm, step: int, updates: Sequence[Mapping[str, floa
     measured = {name: mean([update[name] for update in updates]) for name in updates[0]}
     algorithm.adapt(step, measured)
     return measured
-
-
-def collector_for(settings: TrainSettings) -> type[Collector]:
-    """The collector that samples as far ahead as the run wants."""
-    if not settings.ahead:
-        return Collector
-    from mmrl.training.ahead.producer import Ahead
-
-    return Ahead
 
 
 def check_processes(algorithm: Algorithm, settings: TrainSettings, ranks: Ranks) -> None:

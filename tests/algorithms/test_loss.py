@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.moving_clip import ClipCov, KlCov
 from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL
-from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, Reinforce, Sapo, Vespo
+from mmrl.algorithms.objectives.surrogates import Cispo, Clip, ClipCov, Dppo, Dro, Gmpo, KlCov, Reinforce, Sapo, Vespo
 from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask
 from mmrl.core.protocols import Term, Weight

@@ -18,10 +18,9 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay, SteadyDecay, WarmDecay
 from mmrl.algorithms.objectives.flow import RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching
-from mmrl.algorithms.objectives.moving_clip import ClipCov, KlCov
 from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL
 from mmrl.algorithms.objectives.regression import AdvantageRegression
-from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Gmpo, Reinforce, Vespo
+from mmrl.algorithms.objectives.surrogates import Cispo, Clip, ClipCov, Dppo, Gmpo, KlCov, Reinforce, Vespo
 from mmrl.algorithms.planners.base import DynamicSampling, Once
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.planners.video import WithTruth

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mmrl.core.ranks import Ranks
-from mmrl.training.checkpoints import files
+from mmrl.training.checkpoints import save as files
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.attacks.attack import Attack, BrokenError
 

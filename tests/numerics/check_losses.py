@@ -10,9 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.moving_clip import KlCov
 from mmrl.algorithms.objectives.penalties import ReferenceKL
-from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, Reinforce, Sapo, Vespo
+from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, KlCov, Reinforce, Sapo, Vespo
 from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Term, Weight

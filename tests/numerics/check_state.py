@@ -10,8 +10,8 @@ from mmrl.algorithms.advantages.group import Bold, TokenAverage
 from mmrl.algorithms.advantages.remembered import SingleStream
 from mmrl.algorithms.advantages.spread import Bundles
 from mmrl.algorithms.notes import memory_share
-from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip
 from mmrl.algorithms.objectives.penalties import BetweenReferences, LooserWhereGood
+from mmrl.algorithms.objectives.surrogates import EntropyClip, MovingClip
 from mmrl.algorithms.planners.extra_samples import Heat
 from mmrl.algorithms.statistics import uncertainty
 from mmrl.algorithms.turns import cutpoints, segment_advantages

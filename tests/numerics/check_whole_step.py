@@ -3,7 +3,7 @@
 import torch
 
 from mmrl.algorithms.advantages.entropy import MostSpread, evenly, largest, most_spread
-from mmrl.algorithms.presets.cut_answers import d3s
+from mmrl.algorithms.presets.thinking import d3s
 from tests.numerics.registry import Vector, check, close, tensor
 
 

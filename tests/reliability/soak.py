@@ -102,7 +102,7 @@ def arm(moment: Moment) -> None:
     from mmrl.app.commands import train as jobs
     from mmrl.app.run import folder as rundir
     from mmrl.training import evaluate, trainer
-    from mmrl.training.checkpoints import files as checkpoint_files
+    from mmrl.training.checkpoints import save as checkpoint_files
 
     def torn(file: Path, line: Any) -> None:
         with file.open("a") as stream:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.training.callbacks import Callback, Callbacks, Examples
-from mmrl.training.checkpoints.files import looks_whole
-from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints, looks_whole
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.trainer import Records

@@ -151,13 +151,6 @@ class HintLadder(Remembering):
         self.climbing.clear()
 
 
-@dataclass
-class Steps:
-    """How many steps a planner has seen."""
-
-    count: int = 0
-
-
 @dataclass(frozen=True)
 class Scaffold(Twice):
     """One sample per hint for a group in which every sample fails; the right one under the weakest hint is put in (Scaf-GRPO).
@@ -176,7 +169,7 @@ class Scaffold(Twice):
     hint_text: str = "Here is a hint to help you:\n{hint}"
     """Goes under the prompt."""
     success_at: Number = 0.5
-    steps: Steps = field(default_factory=Steps, init=False, compare=False, repr=False)
+    seen: dict[str, int] = field(default_factory=lambda: {"steps": 0}, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -190,8 +183,8 @@ class Scaffold(Twice):
         """Try every hint, then keep the weakest that helped."""
         if round_index:
             return self._settle(groups, rewards)
-        self.steps.count += 1
-        if self.steps.count <= self.after:
+        self.seen["steps"] += 1
+        if self.seen["steps"] <= self.after:
             return Revision()
         failing = [group.id for group in groups if fails_altogether(rewards[group.id], self.success_at)]
         return Revision([request for group_id in failing for request in self._every_hint(group_id)])
@@ -211,11 +204,11 @@ class Scaffold(Twice):
         return Revision(drop_samples=frozenset(dropped))
 
     def state_dict(self) -> State:
-        return {"steps": self.steps.count}
+        return {**self.seen}
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.steps.count = state["steps"]
+        self.seen.update(state)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.entropy import EntropyBudget, EntropyControl, NearEntropy
 from mmrl.algorithms.advantages.group import GoodTempered, GroupNorm, TokenAverage
-from mmrl.algorithms.objectives.moving_clip import ClipCov, EntropyClip, KlCov
-from mmrl.algorithms.objectives.surrogates import Clip, Reinforce
+from mmrl.algorithms.objectives.surrogates import Clip, ClipCov, EntropyClip, KlCov, Reinforce
 from mmrl.algorithms.planners.extra_samples import ByDoubt, Tempered
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo
 from mmrl.algorithms.presets.clipping import dapo

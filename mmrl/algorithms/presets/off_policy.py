@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.remembered import AmongSeen
-from mmrl.algorithms.objectives.moving_clip import MovingClip
 from mmrl.algorithms.objectives.off_policy import Rec
 from mmrl.algorithms.objectives.penalties import BetweenReferences
-from mmrl.algorithms.objectives.surrogates import Clip, Dro, Vespo
+from mmrl.algorithms.objectives.surrogates import Clip, Dro, MovingClip, Vespo
 from mmrl.algorithms.planners.replay import ReplayGroups, ReplayInformative, ReplaySuccess
 from mmrl.algorithms.presets.baselines import CENTRED, CLIPPED, grpo
 from mmrl.algorithms.weights.aggregate import TokenMean

@@ -259,15 +259,6 @@ def tail_chance(t: float, freedom: int) -> float:
     return float(stdtr(freedom, -t)) if math.isfinite(t) else float(t < 0)
 
 
-class Drift(NamedTuple):
-    """A measure that moved away from its first values, and stayed away."""
-
-    measure: str
-    what: str
-    before: float
-    after: float
-
-
 def growth(before: float, after: float) -> float:
     return after / before if before else math.inf if after else 1.0
 
@@ -281,11 +272,14 @@ WAYS: tuple[tuple[str, str, Callable[[float, float], float]], ...] = (
 """A metric, what it means when it drifts one way, and how many times it moved that way."""
 
 
-def drifts(first: Mapping[str, list[float]], last: Mapping[str, list[float]], factor: float) -> Iterator[Drift]:
+def drifts(
+    first: Mapping[str, list[float]], last: Mapping[str, list[float]], factor: float
+) -> Iterator[tuple[str, str, float, float]]:
     """Measures that in each of the last steps (the newer half) are `factor` times and 3 spreads from the median of the first.
 
-    The spread is 1.4826 times the median distance of the first values from their median, so that one odd step does not count.
-    Pictures have no such drift: their actions are the denoising steps, whatever is on them.
+    Each as its name, what it means, and the medians of the first steps and of the newer half. The spread is 1.4826 times the
+    median distance of the first values from their median, so that one odd step does not count. Pictures have no such drift: their
+    actions are the denoising steps, whatever is on them.
     """
     if "train/form" not in first:
         return
@@ -296,4 +290,4 @@ def drifts(first: Mapping[str, list[float]], last: Mapping[str, list[float]], fa
         spread = 1.4826 * statistics.median(abs(value - before) for value in first[measure])
         newer = last[measure][-max(3, len(last[measure]) // 2) :]
         if all(times(before, now) >= factor and abs(now - before) >= SPREADS * spread for now in newer):
-            yield Drift(measure, what, before, statistics.median(newer))
+            yield measure, what, before, statistics.median(newer)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -84,15 +85,6 @@ class Bounds:
 
     def hold(self, worst: float, mean: float) -> bool:
         return worst <= self.worst and mean <= self.mean
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The finding of one process; among several the worst counts."""
-
-    worst: float
-    place: str
-    cause: str
 
 
 @dataclass
@@ -206,12 +198,12 @@ class RatioGate:
         if bounds.hold(worst, average):
             return worst
         cause = self._cause(rollouts, noted, evaluated, gap, causes)
-        mine = Verdict(gap.worst, worst_action(rollouts, noted, evaluated, gap), cause)
-        found = max(self.ranks.gather(mine), key=lambda verdict: verdict.worst)
+        mine = gap.worst, worst_action(rollouts, noted, evaluated, gap), cause
+        _, place, cause = max(self.ranks.gather(mine), key=itemgetter(0))
         measured = "" if math.isnan(self.noise) else f" (equal readings differ by {self.noise:.1e} on average)"
         raise TrainingStoppedError(
-            f"{moment} {found.place}: |log ratio| is {worst:.2e} at most and {average:.2e} on average, beyond "
-            f"ratio_bound = {bounds.worst:.3g} or mean_ratio_bound = {bounds.mean:.3g}{measured}. {found.cause}"
+            f"{moment} {place}: |log ratio| is {worst:.2e} at most and {average:.2e} on average, beyond "
+            f"ratio_bound = {bounds.worst:.3g} or mean_ratio_bound = {bounds.mean:.3g}{measured}. {cause}"
         )
 
     def _bounds(self, noise: float, most: float = math.inf) -> Bounds:

@@ -13,10 +13,8 @@ import torch
 
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.ranks import Ranks
-from mmrl.training.checkpoints import files as checkpoint_files
 from mmrl.training.checkpoints import save as checkpoint
-from mmrl.training.checkpoints.files import looks_whole
-from mmrl.training.checkpoints.save import CheckpointError, Checkpoints, Pace
+from mmrl.training.checkpoints.save import CheckpointError, Checkpoints, Pace, looks_whole
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Records
 from tests.support.fakes import prompts
@@ -75,7 +73,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_none_before_it_is_tried(t
     for step in (1, 2):
         checkpoints.save(step, numbered(step), Ranks())
     manifest = tmp_path / "step-2" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(f'"format": {checkpoint_files.FORMAT}', '"format": 2'))
+    manifest.write_text(manifest.read_text().replace(f'"format": {checkpoint.FORMAT}', '"format": 2'))
     for look in (checkpoints.load, checkpoints.recover):
         with pytest.raises(
             CheckpointError, match=r"step-2 was written by another version of mmrl \(checkpoint format 2, this one"
@@ -176,8 +174,8 @@ def test_old_ones_go_only_when_the_new_one_is_whole_and_named(tmp_path: Path, mo
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, numbered(1), Ranks())
     order: list[str] = []
-    sync, delete = checkpoint_files.sync, checkpoint.delete
-    monkeypatch.setattr(checkpoint_files, "sync", lambda folder: (order.append(folder.name), sync(folder)))
+    sync, delete = checkpoint.sync, checkpoint.delete
+    monkeypatch.setattr(checkpoint, "sync", lambda folder: (order.append(folder.name), sync(folder)))
     monkeypatch.setattr(
         checkpoint, "delete", lambda path: (order.append(f"delete {looks_whole(tmp_path / 'step-2')}"), delete(path))
     )
@@ -294,7 +292,7 @@ LEFT = r"could not be written \(OSError: .*No space left.*bytes are free there\)
 def test_a_full_disk_leaves_the_old_ones_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, numbered(1), Ranks())
-    monkeypatch.setattr(checkpoint_files.os, "fsync", full_disk)
+    monkeypatch.setattr(checkpoint.os, "fsync", full_disk)
     with pytest.raises(CheckpointError, match=rf"{tmp_path}/step-2 {LEFT}: make room"):
         checkpoints.save(2, numbered(2), Ranks())
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"] and checkpoints.load()["index"] == 1
@@ -322,14 +320,14 @@ def test_a_failure_beside_the_run_is_said_and_tried_again_before_it_stops_the_ru
     checkpoints = Checkpoints(tmp_path, asynchronous=True)
     checkpoints.save(1, numbered(1), Ranks(), final=True)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files.os, "fsync", full_disk)
+        patch.setattr(checkpoint.os, "fsync", full_disk)
         checkpoints.save(2, numbered(2), Ranks())
         checkpoints.close()
         assert "No space left" in caplog.text and "The run goes on and tries again at the next checkpoint" in caplog.text
     checkpoints.save(3, numbered(3), Ranks())
     assert checkpoints.steps() == [1, 3], "the next one was written while the run waited"
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files.os, "fsync", full_disk)
+        patch.setattr(checkpoint.os, "fsync", full_disk)
         checkpoints.save(4, numbered(4), Ranks())
         with pytest.raises(CheckpointError, match="step-5 could not be written"):
             checkpoints.save(5, numbered(5), Ranks())
@@ -359,7 +357,7 @@ def test_a_best_one_that_was_never_measured_is_said_at_the_end(tmp_path: Path, c
 
 
 def test_a_finished_file_is_closed_and_knows_its_checksum(tmp_path: Path):
-    file = checkpoint_files.Hashed(tmp_path / "part")
+    file = checkpoint.Hashed(tmp_path / "part")
     assert file.write(b"abc") == 3
     file.finish()
     assert file.stream.closed and file.size == 3

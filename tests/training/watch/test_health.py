@@ -401,7 +401,7 @@ def found(
     first: list[float], last: list[float], measure: str = "rollout/length", factor: float = 1.5
 ) -> list[tuple[float, float]]:
     around = {"train/form": [0.9]}
-    return [(drift.before, drift.after) for drift in drifts(around | {measure: first}, {measure: last}, factor)]
+    return [(before, after) for _, _, before, after in drifts(around | {measure: first}, {measure: last}, factor)]
 
 
 def test_a_form_is_what_stays_of_a_text_without_its_words_and_numbers():
