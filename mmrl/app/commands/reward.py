@@ -5,7 +5,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -43,7 +43,6 @@ from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.serving.media import data_url
-from mmrl.training.rewards.calls import Transform
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 MOST_CARDS = 200
@@ -57,27 +56,6 @@ THUMBNAIL = 320
 DRAWN_SIDE = 256
 """Pixels along a side of the pictures that a reward of pictures is tried on where no config names their size."""
 console = Terminal()
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A reward of a command line or config, loaded."""
-
-    name: str
-    use: str
-    function: PlugIn
-    weight: float = 1.0
-    sources: tuple[str, ...] = ()
-    """The sources whose prompts it scores; empty: all."""
-    transform: Transform | None = None
-
-    def counted(self, score: float) -> float:
-        """The amount that a score adds to the total."""
-        return self.weight * (score if self.transform is None else self.transform(score))
-
-    def own(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The prompts whose samples it scores."""
-        return [prompt for prompt in prompts if not self.sources or prompt.source in self.sources]
 
 
 def test(target: str, settings: Sequence[str] = (), options: RewardTestOptions = RewardTestOptions()) -> bool:
@@ -95,13 +73,12 @@ def test(target: str, settings: Sequence[str] = (), options: RewardTestOptions =
         made = [probes.image_groups(tasks[:most], style.seed)] * len(rewards)
     else:
         shown = [*prompts, *(task.prompt for task in tasks)]
+        own = [[one for one in shown if not tried.sources or one.source in tried.sources][:most] for tried in rewards]
         made = [
-            probes.text_groups(tried.own(shown)[:most], style)
-            if style.draws is None
-            else probes.groups_of_drawings(tried.own(shown)[:most], style.draws)
-            for tried in rewards
+            probes.text_groups(each, style) if style.draws is None else probes.groups_of_drawings(each, style.draws)
+            for each in own
         ]
-    found = [examine(tried.name, tried.function, *one, tried.counted) for tried, one in zip(rewards, made, strict=True)]
+    found = [examine(one.name, one.function, *groups, one.counted) for one, groups in zip(rewards, made, strict=True)]
     compare_ranges(found)
     if options.served:
         for one, tried, (_, groups) in zip(found, rewards, made, strict=True):
@@ -113,7 +90,7 @@ def test(target: str, settings: Sequence[str] = (), options: RewardTestOptions =
 
 def inputs_of_test(
     target: str, settings: Sequence[str], read: Callable[[], Shown] | None, style: probes.Style, space_given: bool
-) -> tuple[list[Tried], list[Prompt], list[ProbeRow], probes.Style]:
+) -> tuple[list[NamedReward], list[Prompt], list[ProbeRow], probes.Style]:
     """Rewards, prompts or tasks, and how answers are written; `read` gives the data of the command line."""
     if not is_config(target):
         if read is None:
@@ -139,7 +116,10 @@ def inputs_of_test(
             cast(Space, space or style.space), style.template or tags_of(getattr(config.policy, "answer_format", ""))
         )
     made = [in_space(read_reward(r, ("reward", str(i)), table)(), style.space) for i, r in enumerate(config.reward)]
-    loaded = [Tried(r.label, r.use, one, r.weight, r.sources, r.transform) for r, one in zip(config.reward, made, strict=True)]
+    loaded = [
+        NamedReward(r.label, one, r.weight, sources=r.sources, transform=r.transform)
+        for r, one in zip(config.reward, made, strict=True)
+    ]
     if read is not None:
         return loaded, *read(), style
     prompts = load_data(config.data, ("data",), table)
@@ -168,14 +148,14 @@ def space_of(config: RunConfig) -> str | None:
     return modality_of(policy).box_space(policy)
 
 
-def one_reward(use: str, settings: Sequence[str], space: Space) -> Tried:
+def one_reward(use: str, settings: Sequence[str], space: Space) -> NamedReward:
     """A reward by name, path or address, with its settings as `key=value`."""
     table = Table.of({"reward": [{"use": use}]}, "command line", (f"reward.0.{assignment}" for assignment in settings))
     read_runs_as_rewards(table)
     args = dict(table.values["reward"][0])
     reward = RewardConfig(args.pop("use"), args=args)
     function = read_reward(reward, ("reward", "0"), table)()
-    return Tried(plugins.default_name(use), reward.use, in_space(function, space))
+    return NamedReward(plugins.default_name(use), in_space(function, space))
 
 
 def in_space(function: Any, space: Space) -> PlugIn:
@@ -212,7 +192,7 @@ def score(target: str, settings: Sequence[str], data: str, options: ScoreOptions
     tried = one_reward(target, settings, "norm1000")
     if missing := what_is_missing(tried.function):
         raise ValueError(f"reward {tried.name!r} {missing}")
-    runner = RewardRunner([NamedReward(tried.name, tried.function, max_failed=1.0)])
+    runner = RewardRunner([replace(tried, max_failed=1.0)])
     groups = [Group(i, task.prompt, task.samples) for i, task in enumerate(tasks)]
     cards = [
         card(task, i, float(table.values[i, 0]), int(table.status[i, 0]), table.parts[i])

@@ -58,6 +58,10 @@ class NamedReward:
         """True if the group's prompt comes from a source that it scores."""
         return not self.sources or group.prompt.source in self.sources
 
+    def counted(self, score: float) -> float:
+        """The amount that a score adds to the total."""
+        return self.weight * (score if self.transform is None else self.transform(score))
+
 
 @dataclass(frozen=True)
 class Answer:
