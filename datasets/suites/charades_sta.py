@@ -6,13 +6,12 @@ counts. Size: that of lmms-lab/charades_sta on the hub.
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from mmrl.answers.boxes.box import Space
 from mmrl.core.samples import Prompt, Sample, Scored, Video
 from mmrl.data.readers import Row, read_text
-from mmrl.data.suites.suite import Suite, SuiteFile, answer_text, prompts_of
+from mmrl.data.suites.suite import Suite, SuiteFile, answer_text
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoFolder, number_of
 
@@ -32,14 +31,13 @@ _RANGES = [
 _CLOCKS, _FIRST = re.compile(rf"\b{_CLOCK}\b"), re.compile(rf"\b{_NUMBER}\b")
 
 
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per line such as `AO8RW 0.0 6.9##a person sits down.`"""
+def rows(suite: Suite, folder: Path, report: Report) -> Iterator[Row]:
+    """Lines such as `AO8RW 0.0 6.9##a person sits down.`"""
     lines = read_text(folder / FILE).splitlines()
-    rows = (Row({"line": line}, FILE, number) for number, line in enumerate(lines, start=1) if line.strip())
-    return prompts_of(rows, report, partial(prompt_of, VideoFolder(media)))
+    return (Row({"line": line}, FILE, number) for number, line in enumerate(lines, start=1) if line.strip())
 
 
-def prompt_of(clips: VideoFolder, row: Row) -> Prompt:
+def prompt_of(row: Row, clips: VideoFolder) -> Prompt:
     found = _LINE.fullmatch(row.values["line"].strip())
     if found is None:
         raise ValueError(f"{row.values['line'][:60]!r} is not like 'AO8RW 0.0 6.9##a person sits down'")
@@ -96,7 +94,8 @@ SUITE = Suite(
         SuiteFile(FILE, "https://github.com/jiyanggao/TALL", "no licence is stated"),
         SuiteFile(CLIPS, "https://prior.allenai.org/projects/charades", "Charades, non-commercial"),
     ),
-    read=read,
+    rows=rows,
+    prompt=prompt_of,
     sizes={"test": 3720},
     figures={"mIoU": "suite", "R1@0.3": "suite/r3", "R1@0.5": "suite/r5", "R1@0.7": "suite/r7"},
     by=("split",),

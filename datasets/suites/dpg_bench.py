@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mmrl.core.samples import Prompt, Scored
 from mmrl.data.readers import Row, read_rows
-from mmrl.data.suites.suite import Judge, Suite, SuiteFile, prompts_of, shares
+from mmrl.data.suites.suite import Judge, Suite, SuiteFile, shares
 from mmrl.data.validate import Report
-from mmrl.data.video_rows import text_of
+from mmrl.data.video_rows import VideoFolder, text_of
 
 FILE, SOURCE = "dpg_bench.csv", "https://github.com/TencentQQGYLab/ELLA/tree/main/dpg_bench"
 JUDGE = "https://www.modelscope.cn/models/damo/mplug_visual-question-answering_coco_large_en"
@@ -29,14 +29,13 @@ SOURCES |= dict.fromkeys(("countbench", "diffusiondb", "drawtext", "midjourney",
 """Beginnings of the names in dpg_bench/prompts of that repository; arXiv:2403.05135 has their total, 1,065."""
 
 
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per item, whose questions follow each other."""
+def items(suite: Suite, folder: Path, report: Report) -> Iterator[Row]:
+    """A row per item, whose questions follow each other."""
     rows = groupby(read_rows(folder / FILE, report), key=lambda row: row.values.get("item_id"))
-    items = (Row({"rows": own}, own[0].source, own[0].number) for _, group in rows for own in [list(group)])
-    return prompts_of(items, report, prompt_of)
+    return (Row({"rows": own}, own[0].source, own[0].number) for _, group in rows for own in [list(group)])
 
 
-def prompt_of(item: Row) -> Prompt:
+def prompt_of(item: Row, media: VideoFolder) -> Prompt:
     rows: Sequence[Row] = item.values["rows"]
     numbers = [text_of(row, "proposition_id") for row in rows]
     parents = [[name.strip() for name in text_of(row, "dependency").split(",")] for row in rows]
@@ -66,7 +65,8 @@ SUITE = Suite(
     measures="everything that a long prompt describes, in drawn pictures",
     paper="2403.05135",
     files=(SuiteFile(FILE, SOURCE, "Apache-2.0"),),
-    read=read,
+    rows=items,
+    prompt=prompt_of,
     sizes=SOURCES,
     figures={"DPG-Bench": "suite_judge", **{kind: (kind,) for kind in KINDS}},
     by=("source",),

@@ -5,26 +5,17 @@ colour judge are the reward `object_counts` with a Mask2Former of transformers a
 files than GenEval's mmdetection checkpoint and open_clip: single pictures may be judged differently.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 from mmrl.core.samples import Prompt
-from mmrl.data.readers import Row, read_rows
-from mmrl.data.suites.suite import Suite, SuiteFile, prompts_of
-from mmrl.data.validate import Report
-from mmrl.data.video_rows import text_of
+from mmrl.data.readers import Row
+from mmrl.data.suites.suite import Suite, SuiteFile
+from mmrl.data.video_rows import VideoFolder, text_of
 
 FILE = "evaluation_metadata.jsonl"
 DETECTOR, CLIP = "facebook/mask2former-swin-small-coco-instance", "openai/clip-vit-large-patch14"
 TAGS = {"single_object": 80, "two_object": 99, "counting": 80, "colors": 94, "position": 100, "color_attr": 100}
 
 
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per line."""
-    return prompts_of(read_rows(folder / FILE, report), report, prompt_of)
-
-
-def prompt_of(row: Row) -> Prompt:
+def prompt_of(row: Row, media: VideoFolder) -> Prompt:
     if not isinstance(include := row.values.get("include"), list):
         raise ValueError(f"column include is {include!r}, and must list objects")
     columns = {"tag": text_of(row, "tag"), "include": include, "exclude": row.values.get("exclude")}
@@ -36,7 +27,7 @@ SUITE = Suite(
     measures="objects, counts, colours and places in drawn pictures",
     paper="2310.11513",
     files=(SuiteFile(FILE, "https://github.com/djghosh13/geneval/tree/main/prompts", "MIT"),),
-    read=read,
+    prompt=prompt_of,
     sizes=TAGS,
     figures={"Overall": "object_counts/correct"},
     by=("tag",),

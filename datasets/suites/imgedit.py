@@ -5,16 +5,15 @@ mean, rounded to two decimals, is the score (ImgEdit 547185d, Benchmark/Basic). 
 rounds the mean of each kind as well. An answer without any mark has no score, here and there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmrl.core.samples import Prompt, Scored
 from mmrl.data.files.paths import path_below
 from mmrl.data.readers import Row, read_json
-from mmrl.data.suites.suite import NO_VERDICT, Judge, Suite, SuiteFile, prompts_of
+from mmrl.data.suites.suite import NO_VERDICT, Judge, Suite, SuiteFile
 from mmrl.data.validate import Report
-from mmrl.data.video_rows import text_of
+from mmrl.data.video_rows import VideoFolder, text_of
 
 FILE, WORDS = "singleturn.json", "judge_prompt.json"
 SOURCE = "https://huggingface.co/datasets/sysuyy/ImgEdit/blob/main/Benchmark.tar"
@@ -26,21 +25,20 @@ EDITS |= {"action": 36}
 FOLDERS = ("animal", "architecture", "clothes", "compose", "daily object", "for_add", "human", "style", "transport")
 
 
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per edit."""
+def rows(suite: Suite, folder: Path, report: Report) -> Iterator[Row]:
+    """The edits, with the judge's words of all kinds."""
     edits, words = read_json(folder / FILE), read_json(folder / WORDS)
     if not isinstance(edits, dict) or not all(isinstance(edit, dict) for edit in edits.values()) or not isinstance(words, dict):
         raise ValueError(f"{folder / FILE} must hold an object with an entry per edit, and {WORDS} one with a text per kind")
-    rows = (Row(edit | {"key": key}, FILE, i) for i, (key, edit) in enumerate(edits.items(), start=1))
-    return prompts_of(rows, report, partial(prompt_of, media, words))
+    return (Row(edit | {"key": key, "words": words}, FILE, i) for i, (key, edit) in enumerate(edits.items(), start=1))
 
 
-def prompt_of(media: Path, words: Mapping[str, object], row: Row) -> Prompt:
+def prompt_of(row: Row, media: VideoFolder) -> Prompt:
     kind, text = text_of(row, "edit_type"), text_of(row, "prompt")
-    if not isinstance(asked := words.get(kind), str) or PLACE not in asked:
+    if not isinstance(asked := row.values["words"].get(kind), str) or PLACE not in asked:
         raise ValueError(f"column edit_type is {kind!r}, for which {WORDS} has no text with {PLACE}")
     columns = {"edit_type": kind, "questions": [asked.replace(PLACE, text)]}
-    picture = path_below(media, text_of(row, "id"), "evaluation.data.media")
+    picture = path_below(media.root, text_of(row, "id"), "evaluation.data.media")
     return Prompt(text_of(row, "key"), text, (picture,), columns=columns)
 
 
@@ -59,7 +57,8 @@ SUITE = Suite(
         *(SuiteFile(name, SOURCE, "see its card") for name in (FILE, WORDS)),
         *(SuiteFile(f"{name}/", SOURCE, "those of its sources") for name in FOLDERS),
     ),
-    read=read,
+    rows=rows,
+    prompt=prompt_of,
     sizes=EDITS,
     figures={"Overall": "suite_judge"},
     by=("edit_type",),

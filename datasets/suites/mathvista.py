@@ -8,7 +8,6 @@ here rules do, a letter or a number as mmrl's rewards read them, so single respo
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from mmrl.answers.boxes.box import Space
@@ -16,9 +15,9 @@ from mmrl.answers.choices import parse_choices
 from mmrl.answers.numbers import parse_number
 from mmrl.core.samples import Prompt, Sample, Scored
 from mmrl.data.readers import Row, read_json
-from mmrl.data.suites.suite import Suite, SuiteFile, answer_text, prompts_of
+from mmrl.data.suites.suite import Suite, SuiteFile, answer_text
 from mmrl.data.validate import Report
-from mmrl.data.video_rows import text_of
+from mmrl.data.video_rows import VideoFolder, text_of
 
 FILE, QUERIES, SOURCE = "testmini.json", "query.json", "https://github.com/lupantech/MathVista/tree/main/data"
 TASKS = {
@@ -32,23 +31,22 @@ _QUOTED = re.compile(r'The answer is "(.*)"\.')
 _LETTER, _LIST = re.compile(r"\(([a-zA-Z])\)"), re.compile(r"\[[^\[\]]*\]")
 
 
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per problem."""
+def rows(suite: Suite, folder: Path, report: Report) -> Iterator[Row]:
+    """The problems with their queries."""
     problems, queries = read_json(folder / FILE), read_json(folder / QUERIES)
     if not isinstance(problems, dict) or not isinstance(queries, dict):
         raise ValueError(f"{folder / FILE} and {QUERIES} must hold an object with an entry per problem")
-    rows = (Row(values | {"query": queries.get(key)}, FILE, i) for i, (key, values) in enumerate(problems.items(), start=1))
-    return prompts_of(rows, report, partial(prompt_of, media))
+    return (Row(values | {"query": queries.get(key)}, FILE, i) for i, (key, values) in enumerate(problems.items(), start=1))
 
 
-def prompt_of(media: Path, row: Row) -> Prompt:
+def prompt_of(row: Row, media: VideoFolder) -> Prompt:
     facts = row.values.get("metadata")
     if not isinstance(facts, dict) or not {"task", "context"} <= set(facts):
         raise ValueError("column metadata has no task or context")
     names = ("choices", "question_type", "answer_type", "precision")
     columns = {"task": facts["task"], "context": facts["context"], **{name: row.values.get(name) for name in names}}
     # pictures are named images/1.jpg, and may lie in a folder of their own
-    picture = str(media / Path(text_of(row, "image")).name)
+    picture = str(media.root / Path(text_of(row, "image")).name)
     return Prompt(text_of(row, "pid"), text_of(row, "query"), (picture,), text_of(row, "answer"), columns)
 
 
@@ -116,7 +114,8 @@ SUITE = Suite(
         *(SuiteFile(name, SOURCE, "CC BY-SA 4.0") for name in (FILE, QUERIES)),
         SuiteFile("images/", "https://huggingface.co/datasets/AI4Math/MathVista", "those of its sources"),
     ),
-    read=read,
+    rows=rows,
+    prompt=prompt_of,
     sizes=TASKS,
     figures={"Accuracy": "suite"},
     by=("task", "context"),

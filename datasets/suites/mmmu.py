@@ -7,18 +7,15 @@ Size: 900, as its README says, 30 of each subject.
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 
 from mmrl.answers.boxes.box import Space
 from mmrl.answers.choices import LETTERS
 from mmrl.core.samples import Prompt, Sample, Scored
 from mmrl.data.files.pictures import open_picture
-from mmrl.data.readers import Row, read_rows
-from mmrl.data.suites.suite import Suite, SuiteFile, answer_text, prompts_of
-from mmrl.data.validate import Report
-from mmrl.data.video_rows import text_of
+from mmrl.data.readers import Row
+from mmrl.data.suites.suite import Suite, SuiteFile, answer_text
+from mmrl.data.video_rows import VideoFolder, text_of
 
 CHOOSE = "{}\n{}\nAnswer with the option's letter from the given choices directly."
 SHORT = "{}\nAnswer the question using a single word or phrase."
@@ -42,15 +39,7 @@ _NUMBERS = (
 _STATING = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
 
 
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per question, subject after subject."""
-    for discipline, subjects in SUBJECTS.items():
-        for subject in subjects:
-            rows = read_rows(folder / FILE.format(subject), report)
-            yield from prompts_of(rows, report, partial(prompt_of, {"discipline": discipline, "subject": subject}))
-
-
-def prompt_of(columns: dict[str, object], row: Row) -> Prompt:
+def prompt_of(row: Row, media: VideoFolder) -> Prompt:
     question, kind, answer = (text_of(row, name) for name in ("question", "question_type", "answer"))
     options = [str(option) for option in _list_in(row.values.get("options")) or ()]
     listed = "".join(f"({letter}) {option}\n" for letter, option in zip(LETTERS, options, strict=False))
@@ -58,7 +47,9 @@ def prompt_of(columns: dict[str, object], row: Row) -> Prompt:
     cells = [row.values.get(f"image_{number}") for number in _PICTURE.findall(text) or "1"]
     if None in cells:
         raise ValueError("the text names a picture that the row does not have")
-    given = columns | {"options": options, "question_type": kind}
+    subject = row.source.partition("/")[0]
+    discipline = next(name for name, subjects in SUBJECTS.items() if subject in subjects)
+    given = {"discipline": discipline, "subject": subject, "options": options, "question_type": kind}
     truth = answer if kind == "multiple-choice" else _list_in(answer) or [answer]
     return Prompt(text_of(row, "id"), _PICTURE.sub("<image>", text), tuple(map(open_picture, cells)), truth, given)
 
@@ -138,7 +129,7 @@ SUITE = Suite(
     measures="college-level questions with pictures (validation)",
     paper="2311.16502",
     files=tuple(SuiteFile(FILE.format(subject), SOURCE, "Apache-2.0") for subjects in SUBJECTS.values() for subject in subjects),
-    read=read,
+    prompt=prompt_of,
     sizes={discipline: 30 * len(subjects) for discipline, subjects in SUBJECTS.items()},
     figures={"Accuracy": "suite"},
     by=("discipline", "subject"),

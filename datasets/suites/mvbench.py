@@ -5,17 +5,14 @@ The notebook lets models go on from "Best option:(", which most cannot; and it c
 How many frames are seen is the model's setting; the notebook shows 16.
 """
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from mmrl.answers.boxes.box import Space
 from mmrl.answers.choices import LETTERS
 from mmrl.core.samples import Prompt, Sample, Scored, Video
-from mmrl.data.readers import Row, read_rows
-from mmrl.data.suites.suite import Suite, SuiteFile, answer_text, prompts_of
-from mmrl.data.validate import Report
-from mmrl.data.video_rows import number_of, text_of
+from mmrl.data.readers import Row
+from mmrl.data.suites.suite import Suite, SuiteFile, answer_text
+from mmrl.data.video_rows import VideoFolder, number_of, text_of
 
 ASKED = (
     "Carefully watch the video and pay attention to the cause and sequence of events, the detail and movement of objects, and "
@@ -43,18 +40,12 @@ CUT = ("action_sequence", "action_prediction", "object_interaction", "action_loc
 SOURCE = "https://huggingface.co/datasets/OpenGVLab/MVBench"
 
 
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per question, task after task."""
-    for task in FOLDERS:
-        yield from prompts_of(read_rows(folder / f"json/{task}.json", report), report, partial(prompt_of, media, task))
-
-
-def prompt_of(media: Path, task: str, row: Row) -> Prompt:
-    options, answer = row.values.get("candidates"), row.values.get("answer")
+def prompt_of(row: Row, media: VideoFolder) -> Prompt:
+    task, options, answer = Path(row.source).stem, row.values.get("candidates"), row.values.get("answer")
     if not isinstance(options, list) or answer not in options:
         raise ValueError(f"the answer {answer!r} is not among the candidates {options!r}")
     start, end = (number_of(row.values.get(name), name) if task in CUT else None for name in ("start", "end"))
-    clip = clip_of(media / FOLDERS[task] / text_of(row, "video"), start, end)
+    clip = clip_of(media.root / FOLDERS[task] / text_of(row, "video"), start, end)
     # equal options: the last one is right, as in the notebook
     right = max(i for i, option in enumerate(options) if option == answer)
     listed = "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=False))
@@ -86,7 +77,7 @@ SUITE = Suite(
         *(SuiteFile(f"json/{task}.json", SOURCE, "MIT") for task in FOLDERS),
         SuiteFile("video/", SOURCE, "those of its sources"),
     ),
-    read=read,
+    prompt=prompt_of,
     sizes=dict.fromkeys(FOLDERS, 200),
     figures={"Accuracy": "suite"},
     by=("task",),

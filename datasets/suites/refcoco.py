@@ -7,16 +7,16 @@ Sizes: the totals of README.md of JierunChen/Ref-L4 on the hub, 21,586, 21,373 a
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 from mmrl.answers.boxes.box import Box, Space, extent
 from mmrl.core.samples import Prompt, Sample, Scored
 from mmrl.data.layouts.refer import refer_rows
 from mmrl.data.readers import Row
-from mmrl.data.suites.suite import READS_BOXES, Suite, SuiteFile, answer_text, prompts_of
+from mmrl.data.suites.suite import READS_BOXES, Suite, SuiteFile, answer_text
 from mmrl.data.validate import Report
+from mmrl.data.video_rows import VideoFolder
 
 Corners = tuple[float, float, float, float]
 ASKED = "Please provide the bounding box coordinate of the region this sentence describes: {}"
@@ -29,16 +29,15 @@ _BOX = re.compile(
 )
 
 
-def read(folder: Path, media: Path, report: Report, refs: str, sizes: Mapping[str, int]) -> Iterator[Prompt]:
-    """One prompt per sentence of the evaluated splits."""
-    rows = (row for row in refer_rows(folder / refs, report) if row.values["split"] in sizes)
-    return prompts_of(rows, report, partial(prompt_of, media))
+def rows(suite: Suite, folder: Path, report: Report) -> Iterator[Row]:
+    """The sentences of the evaluated splits."""
+    return (row for row in refer_rows(folder / suite.files[0].name, report) if row.values["split"] in suite.sizes)
 
 
-def prompt_of(media: Path, row: Row) -> Prompt:
+def prompt_of(row: Row, media: VideoFolder) -> Prompt:
     values = row.values
     columns = {"split": values["split"], "question": values["question"]}
-    picture = str(media / values["image"])
+    picture = str(media.root / values["image"])
     return Prompt(str(values["id"]), ASKED.format(values["question"]), (picture,), Box(*values["box"]), columns)
 
 
@@ -73,7 +72,8 @@ SUITE = Suite(
         SuiteFile("instances.json", REFER, "CC BY 4.0"),
         SuiteFile("train2014/", COCO, "terms of Flickr"),
     ),
-    read=partial(read, refs="refs(unc).p", sizes=SIZES),
+    rows=rows,
+    prompt=prompt_of,
     sizes=SIZES,
     figures={"Acc@0.5": "suite/acc50", "IoU": "suite/iou", "Acc@0.7": "suite/acc70", "Acc@0.9": "suite/acc90"},
     by=("split",),

@@ -8,17 +8,13 @@ of mobile and 203 of web screens are the only counts that give all shares in the
 """
 
 import re
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 from mmrl.answers.boxes.box import Box, Space, extent
 from mmrl.core.samples import Prompt, Sample, Scored
 from mmrl.data.layouts.answers import four_numbers
-from mmrl.data.readers import Row, read_rows
-from mmrl.data.suites.suite import READS_BOXES, Suite, SuiteFile, answer_text, prompts_of
-from mmrl.data.validate import Report
-from mmrl.data.video_rows import text_of
+from mmrl.data.readers import Row
+from mmrl.data.suites.suite import READS_BOXES, Suite, SuiteFile, answer_text
+from mmrl.data.video_rows import VideoFolder, text_of
 
 ASKED = 'In this UI screenshot, what is the position of the element corresponding to the command "{}" (with point)?'
 SOURCE, LICENCE = "https://huggingface.co/datasets/OS-Copilot/ScreenSpot-v2", "Apache-2.0"
@@ -29,21 +25,12 @@ _TAGS = re.compile(r"<box>\((\d+),(\d+)\),\((\d+),(\d+)\)</box>")
 _JSON = re.compile(r'"[^"\n]*"\s*:(?:\s*"[^"\n]*")?')
 
 
-def file_of(platform: str) -> str:
-    return f"screenspot_{platform}_v2.json"
-
-
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per instruction, platform after platform."""
-    for platform in PLATFORMS:
-        yield from prompts_of(read_rows(folder / file_of(platform), report), report, partial(prompt_of, media, platform))
-
-
-def prompt_of(media: Path, platform: str, row: Row) -> Prompt:
+def prompt_of(row: Row, media: VideoFolder) -> Prompt:
+    platform = row.source.split("_")[1]
     instruction, kind = text_of(row, "instruction"), text_of(row, "data_type")
     x, y, width, height = four_numbers(row.values.get("bbox"), "bbox")
     columns = {"platform": platform, "part": f"{platform} {kind}", "question": instruction}
-    picture = str(media / text_of(row, "img_filename"))
+    picture = str(media.root / text_of(row, "img_filename"))
     return Prompt(f"{platform}-{row.number}", ASKED.format(instruction), (picture,), Box(x, y, x + width, y + height), columns)
 
 
@@ -72,8 +59,11 @@ SUITE = Suite(
     name="screenspot_v2",
     measures="points on elements of screenshots",
     paper="2410.23218",
-    files=(*(SuiteFile(file_of(platform), SOURCE, LICENCE) for platform in PLATFORMS), SuiteFile(PICTURES, SOURCE, LICENCE)),
-    read=read,
+    files=(
+        *(SuiteFile(f"screenspot_{platform}_v2.json", SOURCE, LICENCE) for platform in PLATFORMS),
+        SuiteFile(PICTURES, SOURCE, LICENCE),
+    ),
+    prompt=prompt_of,
     sizes=PLATFORMS,
     figures={"Accuracy": "suite"},
     by=("platform", "part"),

@@ -9,14 +9,14 @@ tables (FLUX.1-dev: 60.97). A picture whose answer cannot be read has no score, 
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 from mmrl.core.samples import Prompt, Scored
 from mmrl.data.readers import Row, read_rows, read_text
-from mmrl.data.suites.suite import NO_VERDICT, Judge, Suite, SuiteFile, prompts_of, shares
+from mmrl.data.suites.suite import NO_VERDICT, Judge, Suite, SuiteFile, shares
 from mmrl.data.validate import Report
-from mmrl.data.video_rows import text_of
+from mmrl.data.video_rows import VideoFolder, text_of
 
 FILE, WORDS = "data/test_prompts_en.csv", "eval/src/eval_common.py"
 SOURCE, LICENCE = "https://github.com/CodeGoat24/UniGenBench", "CC BY 4.0"
@@ -42,10 +42,10 @@ DIMENSIONS = {
 _INSIDE = [re.compile(rf"<{name}>(.*?)</{name}>", re.DOTALL) for name in ("analysis", "score")]
 
 
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per row."""
+def rows(suite: Suite, folder: Path, report: Report) -> Iterator[Row]:
+    """The rows of the file, with the judge's words."""
     words = words_of(folder / WORDS)
-    return prompts_of(read_rows(folder / FILE, report), report, partial(prompt_of, *words))
+    return (replace(row, values={**row.values, "words": words}) for row in read_rows(folder / FILE, report))
 
 
 def words_of(file: Path) -> tuple[str, Mapping[str, str]]:
@@ -63,7 +63,8 @@ def words_of(file: Path) -> tuple[str, Mapping[str, str]]:
     return template, meanings
 
 
-def prompt_of(template: str, meanings: Mapping[str, str], row: Row) -> Prompt:
+def prompt_of(row: Row, media: VideoFolder) -> Prompt:
+    template, meanings = row.values["words"]
     prompt, facts = text_of(row, "prompt_en"), row.values.get("sub_dims_en")
     if not isinstance(facts, dict):
         raise ValueError("column sub_dims_en holds no JSON object")
@@ -113,7 +114,8 @@ SUITE = Suite(
     measures="ten dimensions of what a short English prompt asks of a picture",
     paper="2508.20751",
     files=(SuiteFile(FILE, SOURCE, LICENCE), SuiteFile(WORDS, SOURCE, LICENCE)),
-    read=read,
+    rows=rows,
+    prompt=prompt_of,
     sizes=THEMES,
     figures={
         "Overall": tuple(DIMENSIONS),

@@ -5,18 +5,13 @@ accuracy; the three levels of relative direction are averaged first. Blanks arou
 Sizes: those that TsT, the code of VSI-Bench-Debiased, lists for the original, 5,130 in all.
 """
 
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-
 import numpy as np
 
 from mmrl.answers.boxes.box import Space
 from mmrl.core.samples import Prompt, Sample, Scored, Video
-from mmrl.data.readers import Row, read_rows
-from mmrl.data.suites.suite import Suite, SuiteFile, answer_text, prompts_of
-from mmrl.data.validate import Report
-from mmrl.data.video_rows import text_of
+from mmrl.data.readers import Row
+from mmrl.data.suites.suite import Suite, SuiteFile, answer_text
+from mmrl.data.video_rows import VideoFolder, text_of
 
 FILE, SOURCE = "test-00000-of-00001.parquet", "https://huggingface.co/datasets/nyu-visionx/VSI-Bench"
 CHOICES = {"object_rel_direction": 968, "object_rel_distance": 710, "route_planning": 194, "obj_appearance_order": 618}
@@ -25,12 +20,7 @@ LEVELS = ("_easy", "_medium", "_hard")
 SHARES = np.linspace(0.5, 0.95, 10)
 
 
-def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
-    """One prompt per question."""
-    return prompts_of(read_rows(folder / FILE, report), report, partial(prompt_of, media))
-
-
-def prompt_of(media: Path, row: Row) -> Prompt:
+def prompt_of(row: Row, media: VideoFolder) -> Prompt:
     kind, question = text_of(row, "question_type"), text_of(row, "question")
     task = next((kind.removesuffix(level) for level in LEVELS if kind.endswith(level)), kind)
     lines = ["These are frames of a video.", question]
@@ -40,7 +30,7 @@ def prompt_of(media: Path, row: Row) -> Prompt:
         lines += ["Options:", *map(str, options), "Answer with the option's letter from the given choices directly."]
     else:
         raise ValueError(f"column question_type is {kind!r}, or its options are missing")
-    clip = Video(str(media / text_of(row, "dataset") / f"{text_of(row, 'scene_name')}.mp4"))
+    clip = Video(str(media.root / text_of(row, "dataset") / f"{text_of(row, 'scene_name')}.mp4"))
     columns = {"task": task, "question_type": kind}
     return Prompt(text_of(row, "id"), "\n".join(lines), (clip,), text_of(row, "ground_truth"), columns)
 
@@ -65,7 +55,7 @@ SUITE = Suite(
         SuiteFile(FILE, SOURCE, "Apache-2.0"),
         *(SuiteFile(f"{name}/", SOURCE, "that of its source") for name in ("arkitscenes", "scannet", "scannetpp")),
     ),
-    read=read,
+    prompt=prompt_of,
     sizes=CHOICES | NUMBERS,
     figures={"Score": "suite"},
     by=("task", "question_type"),

@@ -2,8 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -11,14 +11,15 @@ from typing import Literal
 from mmrl.answers.block import answer_block, opened_text
 from mmrl.answers.boxes.box import Space
 from mmrl.core.samples import Prompt, Sample, Scored
-from mmrl.data.readers import prompts_of as prompts_of
+from mmrl.data.readers import Row, prompts_of, read_rows
 from mmrl.data.validate import Report
+from mmrl.data.video_rows import VideoFolder
 from mmrl.runtime.near import near
 
 Scorer = Callable[[Prompt, Sample, Space], Scored]
 """The score of one sample. The space is how the model writes boxes; norm1 where that does not matter."""
-Reader = Callable[[Path, Path, Report], Iterable[Prompt]]
-"""The prompts in a folder, given the folder of pictures or clips as well; rows of another layout go into the report."""
+Rows = Callable[["Suite", Path, Report], Iterable[Row]]
+"""The rows of a suite's files in a folder; those that cannot be read go into the report."""
 Verdict = Callable[[Prompt, Sequence[str]], Scored]
 """The score of one sample from a judge's answers to the questions of its prompt; NO_VERDICT where they cannot be read."""
 NO_VERDICT = Scored(None, {"unparsed": 1.0})
@@ -45,6 +46,13 @@ class SuiteFile:
         return f"{self.name} ({self.source}; {self.licence})"
 
 
+def rows_of_files(suite: "Suite", folder: Path, report: Report) -> Iterator[Row]:
+    """The rows of all files but media, file after file; the source of a row is its file's path in the folder."""
+    for file in suite.files:
+        if not file.is_media:
+            yield from (replace(row, source=file.name) for row in read_rows(folder / file.name, report))
+
+
 @dataclass(frozen=True)
 class Judge:
     """A model that looks at what was drawn and answers the questions in the prompt's column `questions`."""
@@ -67,7 +75,8 @@ class Suite:
     paper: str
     """Its arXiv id."""
     files: tuple[SuiteFile, ...]
-    read: Reader
+    prompt: Callable[[Row, VideoFolder], Prompt]
+    """The prompt of a row, given the folder of pictures or clips; ValueError for a row of another layout."""
     sizes: Mapping[str, int]
     """Value of the first column in `by` -> how many prompts were published."""
     figures: Mapping[str, str | tuple[str, ...]]
@@ -81,6 +90,7 @@ class Suite:
     """What equals the official scorer, and what does not."""
     macro: tuple[str, ...] = ()
     """Columns whose values count equally, from the outermost; without any, every prompt does."""
+    rows: Rows = rows_of_files
     score: Scorer | None = None
     """None: another reward scores it."""
     judge: Judge | None = None
@@ -154,8 +164,8 @@ def load_suite(
         raise FileNotFoundError(
             f"{shown} is no folder{near(shown)}: set evaluation.data.media to the pictures or clips of suite {suite.name}"
         )
-    report = Report(str(folder))
-    prompts = list(suite.read(folder, shown, report))
+    report, clips = Report(str(folder)), VideoFolder(shown)
+    prompts = list(prompts_of(suite.rows(suite, folder, report), report, lambda row: suite.prompt(row, clips)))
     if not report.ok:
         first, more = report.problems[0], f" (and {report.num_problems - 1} more)" if report.num_problems > 1 else ""
         raise ValueError(f"{folder} lacks something of suite {suite.name}, or is another version of it: {first}{more}")

@@ -14,15 +14,10 @@ OWN = '''"""Colours: the colour that a sentence asks for."""
 
 
 from mmrl import Prompt, Scored
-from mmrl.data.readers import read_rows
-from mmrl.data.suites.suite import Suite, SuiteFile, answer_text, prompts_of
+from mmrl.data.suites.suite import Suite, SuiteFile, answer_text
 
 
-def read(folder, media, report):
-    return prompts_of(read_rows(folder / "colours.jsonl", report), report, prompt_of)
-
-
-def prompt_of(row):
+def prompt_of(row, media):
     values = row.values
     return Prompt(values["id"], values["question"], answer=values["colour"], columns={"part": values["part"]})
 
@@ -36,7 +31,7 @@ SUITE = Suite(
     measures="colours that sentences ask for",
     paper="2601.00001",
     files=(SuiteFile("colours.jsonl", "https://example.org/colours", "CC0"),),
-    read=read,
+    prompt=prompt_of,
     sizes={"easy": 2, "hard": 1},
     figures={"Accuracy": "suite"},
     by=("part",),
@@ -74,8 +69,6 @@ def test_sentences_of_refcoco_and_its_relatives_are_those_that_were_published():
     assert sizes["refcoco+"] == {"val": 10758, "testA": 5726, "testB": 4889}
     assert sizes["refcocog"] == {"val": 4896, "test": 9602}
     assert find_suite("refcocog").files[0].name == "refs(umd).p" and find_suite("refcoco+").files[0].name == "refs(unc).p"
-    assert find_suite("refcocog").read.keywords == {"refs": "refs(umd).p", "sizes": sizes["refcocog"]}  # type: ignore[attr-defined]
-    assert find_suite("refcoco+").read.keywords == {"refs": "refs(unc).p", "sizes": sizes["refcoco+"]}  # type: ignore[attr-defined]
 
 
 def test_a_suite_of_ones_own_is_answered_by_its_path(own: Path):
