@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.attacks.attack import Attack, BrokenError, expect_done, expect_sentence, run_mmrl
-from tests.attacks.models import C, M, change, config, fill, tiny
+from tests.attacks.models import M, change, fill, tiny
 
 Weights = dict[str, Any]
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -61,22 +61,6 @@ def empty_blocks(folder: Path) -> str:
     """A matrix of zeros, whose blocks have no largest number."""
     change(M, lambda weights: weights[Q].zero_(), tiny("text", folder))
     return expect_done(train("model", folder, *NF4))
-
-
-def refused(kind: str, words: tuple[str, ...], given: tuple[str, ...], folder: Path) -> str:
-    """Settings that have no use for 4 bits, before any weights are there: the files of weights are taken away."""
-    model = tiny(kind, folder)
-    for file in model.rglob("*.safetensors"):
-        file.unlink()
-    name = "tiny/flow" if kind == "flow" else "tiny/image"
-    return expect_sentence(run_mmrl(["train", name, "policy.model=./model", *SHORT, *given], folder), *words)
-
-
-def quantized_otherwise(method: dict[str, object], words: tuple[str, ...], folder: Path) -> str:
-    model = tiny("text", folder)
-    config(C, "quantization_config", method, model)
-    (model / M).unlink()
-    return expect_sentence(train("model", folder), *words)
 
 
 def other_weights(again: tuple[str, ...], folder: Path) -> str:
@@ -182,24 +166,9 @@ CODES: dict[str, tuple[tuple[str, ...], Callable[[Path], object], bool]] = {
     "a description that is noise": (("does not describe a weight in 4 bits",), partial(change, M, noise), True),
     "cut short": (("cut short",), lambda folder: (folder / M).write_bytes((folder / M).read_bytes()[:-999]), True),
 }
-SETTINGS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "without adapters": ("text", ("add [policy.lora]",), ("policy.weights=nf4",)),
-    "of a generator, without adapters": ("flow", ("add [policy.lora]",), ("policy.weights=nf4",)),
-    "with a server that gets all weights": ("text", ("policy.engine.sync",), (*NF4, "policy.engine={sync = 'file'}")),
-    "int8": ("text", ("policy.weights",), ("policy.weights=int8", "policy.lora={rank = 2}")),
-    "a part that nobody has": ("text", ("policy.quantized.parts",), (*NF4, "policy.quantized.parts=['wings']")),
-    "no part": ("text", ("policy.quantized.parts is empty",), (*NF4, "policy.quantized.parts=[]")),
-}
-METHODS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
-    "GPTQ": ({"quant_method": "gptq", "bits": 4}, ("gptq", "take the original")),
-    "bitsandbytes in 8 bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, ("8 bits", "take the original")),
-    "a method that is no text": ({"quant_method": ["nf4"]}, ("policy.model",)),
-}
 ENTRIES = {"that of another model": exchange, "one byte is another": flip, "a link to another": link}
 ATTACKS = [
     *(Attack("4 bits", f"stored codes: {name}", partial(take_codes, *case)) for name, case in CODES.items()),
-    *(Attack("4 bits", f"settings: {name}", partial(refused, *case)) for name, case in SETTINGS.items()),
-    *(Attack("4 bits", f"a folder quantized by {name}", partial(quantized_otherwise, *case)) for name, case in METHODS.items()),
     *(Attack("4 bits", f"an entry of the cache: {name}", partial(kept, case)) for name, case in ENTRIES.items()),
     Attack("4 bits", "a matrix of zeros", empty_blocks),
     Attack("4 bits", "a run that is resumed beside other weights", partial(other_weights, RESUME)),

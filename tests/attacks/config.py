@@ -24,6 +24,8 @@ FILES = {
     "algorithm as a word": (b'algorithm = "grpo"', "[algorithm]"),
     "reward as a number": (b'reward = 3\n[policy]\nmodel = "tiny:qwen3_vl"\n[data]\nuse = "digits_grounding"', "reward"),
 }
+NAMED = {(row.area, row.name): row for table in TABLES for row in refusals(table) if row.name}
+VERBS = {"load": "show", "train": "train"}
 
 
 def override(setting: str, words: tuple[str, ...], folder: Path) -> str:
@@ -32,7 +34,7 @@ def override(setting: str, words: tuple[str, ...], folder: Path) -> str:
 
 def refused(row: Refusal, folder: Path) -> str:
     """As in the tests' own process; `mmrl plan` finds what belongs to plug-ins, too."""
-    ended = run_mmrl(["show" if row.by == "load" else "plan", row.config, *row.words], folder)
+    ended = run_mmrl([VERBS.get(row.by, "plan"), row.config, *row.laid(folder)], folder)
     told = expect_sentence(ended)
     if not re.search(row.pattern, ended.err):
         raise BrokenError(f"the message does not hold {row.pattern!r}: {ended.err[-300:]!r}")
@@ -73,7 +75,7 @@ def ranges_are_told(folder: Path) -> str:
 
 
 ATTACKS = [
-    *(Attack("config", row.name, partial(refused, row)) for table in TABLES for row in refusals(table) if row.name),
+    *(Attack(row.area, row.name, partial(refused, row)) for row in NAMED.values()),
     *(Attack("config", name, partial(override, setting, words)) for name, setting, words in LONG),
     *(Attack("config", name, partial(file, *content)) for name, content in FILES.items()),
     Attack("config", "a folder in place of a file", folder_as_config),

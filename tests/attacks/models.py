@@ -10,7 +10,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from mmrl.policies.flow.dry_run import load_meta
 from tests.attacks.attack import Attack, BrokenError, expect_sentence, run_mmrl
+from tests.policies.flow.test_damaged_configs import walk
 
 Damage = Callable[[Path], object]
 """Does something to a model in a folder."""
@@ -106,20 +108,28 @@ def train(kind: str, words: tuple[str, ...], damage: Damage, folder: Path) -> st
     return expect_sentence(ended, *words)
 
 
+def every_part(first: int, folder: Path) -> str:
+    """Each 23rd damage of every key of every config of a pipeline, in this process: a sentence or a model."""
+    bad = walk(Path(shutil.move(tiny("flow", folder), folder / "sd3")), 23, first, load_meta)
+    if bad:
+        raise BrokenError(f"{len(bad)} raise otherwise: {bad[0]}")
+    return "sentences"
+
+
 def adapter(kind: str, words: tuple[str, ...], damage: Damage, folder: Path) -> str:
     """Train from a damaged adapter."""
     tiny(kind, folder)
     with _LOCK:
-        _save_adapter(kind, folder / "model", folder / "adapter")
+        save_adapter(kind, folder / "model", folder / "adapter")
     damage(folder / "adapter")
     name = "tiny/flow" if kind == "flow" else "tiny/image"
     lora = 'policy.lora={adapter = "./adapter"}'
     return expect_sentence(run_mmrl(["train", name, "policy.model=./model", lora, "output=run", "evaluation={}"], folder), *words)
 
 
-def _save_adapter(kind: str, model: Path, folder: Path) -> None:
+def save_adapter(kind: str, model: Path, folder: Path) -> None:
+    from mmrl.policies.flow import adapters
     from mmrl.policies.flow import loading as flow
-    from mmrl.policies.flow.adapters import save_adapter
     from mmrl.policies.flow.settings import FlowPolicyConfig
     from mmrl.policies.shared.lora import LoraSettings
     from mmrl.policies.text import loading as text
@@ -131,7 +141,7 @@ def _save_adapter(kind: str, model: Path, folder: Path) -> None:
         return
     folder.mkdir()
     family = flow.load(FlowPolicyConfig(str(model), lora=lora, height=16, width=16))
-    save_adapter(family.pipeline, family.trained, folder, True)
+    adapters.save_adapter(family.pipeline, family.trained, folder, True)
 
 
 def without_first(weights: dict[str, Any]) -> None:
@@ -273,10 +283,6 @@ TEXT: dict[str, tuple[tuple[str, ...], Damage]] = {
     "no weights at all": (("model",), lambda folder: (folder / M).unlink()),
     "one more layer than weights": (("missing",), partial(config, C, "vision_config.depth", 3)),
     "a negative number of layers": (("unexpected",), partial(config, C, "vision_config.depth", -1)),
-    "a negative number of text layers": (("policy.model",), partial(config, C, "text_config.num_hidden_layers", -1)),
-    "a hidden size that is text": (("policy.model",), partial(config, C, "text_config.hidden_size", "wide")),
-    "no heads": (("policy.model",), partial(config, C, "text_config.num_attention_heads", 0)),
-    "config.json that is not JSON": (("policy.model",), partial(write, C, b"{")),
     "config.json with a billion brackets": (("policy.model",), partial(write, C, b"[" * 100_000)),
     "a tokenizer cut short": (("policy.model", "cannot be loaded"), partial(cut, "tokenizer.json", 0.5)),
     "no chat template": (("chat template",), lambda folder: (folder / "chat_template.jinja").unlink()),
@@ -292,9 +298,8 @@ FLOW: dict[str, tuple[tuple[str, ...], Damage]] = {
     ),
     "a transformer cut short": (("cut short",), partial(cut, f"transformer/{PART}", 0.9)),
     "a class that does not exist": (("NoSuchVae",), partial(config, "model_index.json", "vae", ["diffusers", "NoSuchVae"])),
-    "a part from a foreign library": (("os",), partial(config, "model_index.json", "vae", ["os", "system"])),
-    "model_index.json that is a list": (("policy.model",), partial(write, "model_index.json", b"[]")),
 }
+ENDLESS = partial(config, "text_encoder/config.json", "num_hidden_layers", 10**9)
 ADAPTERS: dict[str, tuple[tuple[str, ...], Damage]] = {
     "half of a layer is missing": (("policy.lora.adapter", "1 missing"), partial(of_adapter, without_first)),
     "NaN": (("policy.lora.adapter", "NaN"), partial(of_adapter, lambda weights: fill(min(weights), float("nan"))(weights))),
@@ -313,6 +318,8 @@ CLIPS: dict[str, tuple[tuple[str, ...], Damage]] = {
 ATTACKS = [
     *(Attack("models", f"vision-language model: {name}", partial(train, "text", *case)) for name, case in TEXT.items()),
     *(Attack("models", f"pipeline: {name}", partial(train, "flow", *case)) for name, case in FLOW.items()),
+    Attack("pipelines", "a text encoder of a billion layers", partial(train, "flow", ("(text_encoder)",), ENDLESS)),
+    *(Attack("pipelines", f"every part damaged, part {first + 1} of 3", partial(every_part, 7 * first)) for first in range(3)),
     *(Attack("models", f"adapter of text: {name}", partial(adapter, "text", *case)) for name, case in ADAPTERS.items()),
     Attack("models", "adapter of text: a head of its own", partial(adapter, "text", *HEAD)),
     *(Attack("models", f"adapter of pictures: {name}", partial(adapter, "flow", *case)) for name, case in ADAPTERS.items()),

@@ -1,11 +1,10 @@
 """Attacks by questions and labels: what inversion and data without labels are asked to do."""
 
-from functools import partial
 from pathlib import Path
 
 from mmrl.data.inversion import Inversion, negate
 from mmrl.data.video_rows import VideoRow
-from tests.attacks.attack import Attack, BrokenError, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, BrokenError
 
 OPTIONS = ("a dog", "a cat", "a cow")
 HOSTILE = (
@@ -18,14 +17,6 @@ HOSTILE = (
     "what is he holding? " * 50_000,
     "what\u202eis he holding?",
 )
-
-
-def data(table: str, words: tuple[str, ...], folder: Path) -> str:
-    return expect_sentence(run_mmrl(["plan", "tiny/video", "policy.model=tiny:qwen3_vl", f"data={{{table}}}"], folder), *words)
-
-
-def refusal(name: str, table: str, *words: str) -> Attack:
-    return Attack("data", name, partial(data, table, words))
 
 
 def negate_anything(folder: Path) -> str:
@@ -47,13 +38,6 @@ def invert_odd_answers(folder: Path) -> str:
 
 
 ATTACKS = [
-    refusal("more than all questions inverted", 'use = "clevrer", path = "x.json", invert = 2.0', "invert is 2.0", "0 to 1"),
-    refusal("less than none inverted", 'use = "next_gqa", path = "x.csv", invert = -1.0', "invert is -1.0"),
-    refusal("no number of questions inverted", 'use = "clevrer", path = "x.json", invert = nan', "invert is nan"),
-    refusal("inversion in words", 'use = "clevrer", path = "x.json", invert = "half"', "data.invert"),
-    refusal("spans inverted", 'use = "next_gqa", path = "x.csv", spans = "s.json", ask = "when", invert = 0.5', "s.json"),
-    refusal("inversion of what has no options", 'use = "charades_sta", path = "x.txt", invert = 0.5', "data.invert", "unknown"),
-    refusal("labels neither there nor not", 'use = "charades_sta", path = "x.txt", labelled = "maybe"', "data.labelled"),
     Attack("data", "hostile questions to negate", negate_anything),
     Attack("data", "answers that are no letter, inverted", invert_odd_answers),
 ]

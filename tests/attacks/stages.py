@@ -158,30 +158,8 @@ def killed_amid_a_loop(folder: Path) -> str:
 
 
 SETTINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("a kind that is a number", "stage.0.kind=7", ("stage.0.kind",)),
-    ("a chain in a stage", 'stage.0.stage=[{kind="sft", steps=1}]', ("stage.0.stage",)),
-    ("a stage that is a number", "stage=[1]", ("stage",)),
-    ("stages that are a word", "stage=sft", ("stage",)),
-    ("no stage at all", "stage=[]", ("no-model",)),
-    ("half a step", "stage.0.steps=0.5", ("stage.0.steps",)),
-    ("10**30 steps", f"stage.0.steps={10**30}", ("stage.0.steps",)),
-    ("fewer steps than none", "stage.0.steps=-1", ("stage.0.steps",)),
-    ("a rate of nan", "stage.0.optimizer.lr=nan", ("lr",)),
-    ("a share above 1", "stage.0.thought_dropout=1.5", ("thought_dropout",)),
-    ("an output of its own", "stage.1.output=../outside", ("stage.1.output", "same for all stages")),
-    ("a model of its own", "stage.1.policy.model=../outside", ("stage.1.policy", "same for all stages")),
     ("data outside that is no data", 'stage.1.data={use="qa_jsonl", path="../outside.txt"}', ("outside.txt",)),
     ("a reward that is no reward", "stage.1.reward=[{use='../outside.txt'}]", ("outside.txt",)),
-    ("a reward that is the run itself", 'stage.1.reward=[{use="reward_model", run="run"}]', ("may not reward itself",)),
-    ("a sampler ahead of the chain", "ahead=1", ("ahead is 1", "chain")),
-    (
-        "a goal that no evaluation has",
-        'stage.0={kind="sft", until={metric="iuo", at_least=1.0, most=10}}',
-        ("until.metric", "iou"),
-    ),
-    ("a goal that is never looked at", 'stage.0={kind="sft", until={metric="iou", at_least=1.0, most=2}}', ("until.every",)),
-    ("an algorithm that no stage uses", "stage.1.kind=sft", ("algorithm.group_size", "no stage uses")),
-    ("a preset without its reward", 'stage.1.algorithm={preset="mm_upt"}', ("stage 2", "majority_vote")),
     (
         "a column of 10,000 letters",
         'stage=[{kind="rl", steps=1}, {kind="sft", steps=1, column="' + "x" * 10_000 + '"}]',

@@ -1,10 +1,7 @@
 """Every row of tests/refusals/*.toml is refused in its words, before a model is loaded."""
 
-import json
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
@@ -61,32 +58,13 @@ def no_weights(empty_desk: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", refuse)
 
 
-def load(config: str, words: list[str]) -> Resolved:
-    """The config; words about files of its model change a copy of it, which takes its place."""
-    changes = {file: json.loads(text) for file, _, text in (word.partition("=") for word in words) if file.endswith(".json")}
-    words = [word for word in words if not word.partition("=")[0].endswith(".json")]
-    resolved = configs.load(config, words)
-    if not changes:
-        return resolved
-    folder = Path(shutil.copytree(with_local_model(resolved.config).policy.model, "model")).absolute()
-    for file, change in changes.items():
-        (folder / file).write_text(json.dumps(merged(json.loads((folder / file).read_text()), change)))
-    return configs.load(config, [*words, f"policy.model={folder}"])
-
-
-def merged(entries: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """With those of tables inside tables, too."""
-    inner = {key: merged(entries.get(key, {}), value) if isinstance(value, dict) else value for key, value in change.items()}
-    return {**entries, **inner}
-
-
 def faults(rows: Iterable[Refusal], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is wrong with these rows, each in a working directory of its own."""
     found: list[str | None] = []
     for number, row in enumerate(rows):
         (folder / str(number)).mkdir()
         monkeypatch.chdir(folder / str(number))
-        found.append(row.fault(lambda config, words, by=row.by: REFUSE[by](load(config, words))))
+        found.append(row.fault(lambda config, words, by=row.by: REFUSE[by](configs.load(config, words))))
     return [one for one in found if one is not None]
 
 

@@ -1,182 +1,80 @@
-"""A checkpoint that lacks a tensor, or has others, never trains with random weights: text models, pipelines and adapters."""
+"""A checkpoint that lacks a tensor, or has others, never trains with random weights: what attacks do to models, as it loads."""
 
-import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from mmrl.lab.tiny.flow import pipelines
-from mmrl.policies.flow.adapters import save_adapter
 from mmrl.policies.flow.loading import load as load_flow
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.loading import load as load_text
 from mmrl.policies.text.settings import TextPolicyConfig
+from tests.attacks import models
+from tests.attacks.models import Damage, change, config
 
-LORA = LoraSettings(rank=2, alpha=4)
-
-
-def change(file: Path, change_tensors):
-    """Rewrite a file of weights."""
-    weights = load_file(file)
-    change_tensors(weights)
-    save_file(weights, file, {"format": "pt"})
+PART, BIAS = f"transformer/{models.PART}", "pos_embed.proj.bias"
 
 
-def drop(name):
-    return lambda weights: weights.pop(name)
+def put(value: torch.Tensor) -> Damage:
+    return partial(change, PART, lambda weights: weights.update({BIAS: value}))
 
 
-def put(name, value):
-    return lambda weights: weights.update({name: value})
-
-
-def cut(file: Path):
-    file.write_bytes(file.read_bytes()[:-7])
-
-
-def set_config(file: Path, *path_and_value):
-    *path, last, value = path_and_value
-    settings = json.loads(file.read_text())
-    inner = settings
-    for key in path:
-        inner = inner[key]
-    inner[last] = value
-    file.write_text(json.dumps(settings))
-
-
-Q = "model.layers.0.self_attn.q_proj.weight"
-TEXT = {
-    "missing": (
-        lambda f: change(f / "model.safetensors", drop(Q)),
-        r"1 missing \(model\.language_model\.layers\.0\.self_attn\.q_proj",
-    ),
-    "unexpected": (
-        lambda f: change(f / "model.safetensors", put("extra.weight", torch.ones(2))),
-        r"1 unexpected \(extra\.weight\)",
-    ),
-    "another shape": (
-        lambda f: change(f / "model.safetensors", put(Q, torch.ones(2, 2))),
-        r"1 of another shape \(model\.lang.*q_proj",
-    ),
-    "NaN": (lambda f: change(f / "model.safetensors", lambda w: w[Q].fill_(torch.nan)), r"NaN or infinity in 1 tensors"),
-    "cut": (lambda f: cut(f / "model.safetensors"), r"model\.safetensors is cut short"),
-    "more layers": (lambda f: set_config(f / "config.json", "vision_config", "depth", 3), r"missing \(model\.visual\.blocks\.2"),
-    "fewer layers": (lambda f: set_config(f / "config.json", "vision_config", "depth", 1), r"unexpected \(.*visual\.blocks\.1"),
-    "negative layers": (
-        lambda f: set_config(f / "config.json", "vision_config", "depth", -1),
-        r"unexpected \(.*visual\.blocks\.0",
-    ),
-    "tokenizer": (lambda f: cut(f / "tokenizer.json"), r"cannot be loaded: check its files"),
+Case = tuple[tuple[str, ...], Damage]
+FEWER: Case = (("unexpected", "visual.blocks.1"), partial(config, "config.json", "vision_config.depth", 1))
+SHAPE, NAN = ((BIAS,), put(torch.ones(3))), (("1 tensors", BIAS), put(torch.full((32,), torch.nan)))
+TOLD = {name: case for name, case in models.TEXT.items() if name != "no weights at all"}
+"""In words of mmrl's own."""
+MODELS = {
+    "text": {**TOLD, "one layer less than weights": FEWER},
+    "flow": {**models.FLOW, "a tensor of another shape": SHAPE, "a transformer with NaN": NAN},
 }
+ADAPTERS = [*((kind, case) for kind in MODELS for case in models.ADAPTERS.values()), ("text", models.HEAD)]
 
 
-@pytest.mark.parametrize("case", TEXT)
-def test_text(tiny, tmp_path, case):
-    folder = Path(shutil.copytree(tiny("qwen2_5_vl"), tmp_path / "model"))
-    damage, said = TEXT[case]
+@pytest.fixture(scope="module")
+def whole(tiny: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {"text": tiny("qwen2_5_vl"), "flow": str(pipelines.build("sd3", tmp_path_factory.mktemp("sd3") / "model"))}
+
+
+@pytest.fixture(scope="module")
+def adapters(whole: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {kind: tmp_path_factory.mktemp(kind) / "adapter" for kind in whole}
+    for kind, folder in folders.items():
+        models.save_adapter(kind, Path(whole[kind]), folder)
+    return folders
+
+
+def load(kind: str, model: str, **settings: Any) -> object:
+    if kind == "text":
+        return load_text(TextPolicyConfig(model, **settings))
+    return load_flow(FlowPolicyConfig(model, height=16, width=16, **settings))
+
+
+def refuse(words: tuple[str, ...], *given: Any, **settings: Any) -> None:
+    with pytest.raises((ValueError, OSError)) as caught:
+        load(*given, **settings)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, cases in MODELS.items() for name in cases])
+def test_models(whole: dict[str, str], tmp_path: Path, kind: str, name: str):
+    folder = Path(shutil.copytree(whole[kind], tmp_path / "model"))
+    words, damage = MODELS[kind][name]
     damage(folder)
-    with pytest.raises(ValueError, match=r"policy\.model '.*" + said):
-        load_text(TextPolicyConfig(str(folder)))
+    refuse(("policy.model", *words), kind, str(folder))
 
 
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory):
-    return pipelines.build("sd3", tmp_path_factory.mktemp("sd3") / "model")
-
-
-PART = "diffusion_pytorch_model.safetensors"
-BIAS = "pos_embed.proj.bias"
-FLOW = {
-    "missing": (lambda f: change(f / "transformer" / PART, drop(BIAS)), r"\(transformer\).* 1 missing \(pos_embed\.proj\.bias\)"),
-    "unexpected": (lambda f: change(f / "transformer" / PART, put("extra", torch.ones(1))), r"1 unexpected \(extra\)"),
-    "another shape": (lambda f: change(f / "transformer" / PART, put(BIAS, torch.ones(3))), r"pos_embed\.proj\.bias"),
-    "NaN": (lambda f: change(f / "transformer" / PART, put(BIAS, torch.full((32,), torch.nan))), r"1 tensors \(pos_embed"),
-    "vae": (
-        lambda f: change(f / "vae" / PART, drop("decoder.conv_in.weight")),
-        r"\(vae\) does .*missing \(decoder\.conv_in\.weight",
-    ),
-    "text encoder": (
-        lambda f: change(f / "text_encoder/model.safetensors", drop("text_projection.weight")),
-        r"\(text_encoder\) does .*missing \(text_projection\.weight",
-    ),
-    "cut": (lambda f: cut(f / "vae" / PART), r"vae/diffusion_pytorch_model\.safetensors is cut short"),
-    "unknown class": (lambda f: set_config(f / "model_index.json", "vae", ["diffusers", "NoSuchVae"]), "NoSuchVae"),
-}
-
-
-@pytest.mark.parametrize("case", FLOW)
-def test_pipelines(pipeline, tmp_path, case):
-    folder = Path(shutil.copytree(pipeline, tmp_path / "model"))
-    damage, said = FLOW[case]
-    damage(folder)
-    with pytest.raises(ValueError, match=r"policy\.model '.*" + said):
-        load_flow(FlowPolicyConfig(str(folder), height=16, width=16))
-
-
-@pytest.fixture(scope="module")
-def text_adapter(tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapter")
-    load_text(TextPolicyConfig(tiny("qwen2_5_vl"), lora=LORA)).adapter.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def flow_adapter(pipeline, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapter")
-    family = load_flow(FlowPolicyConfig(str(pipeline), lora=LORA, height=16, width=16))
-    save_adapter(family.pipeline, family.trained, folder, True)
-    return folder
-
-
-def drop_one(ending):
-    def drop_first(weights):
-        weights.pop(next(name for name in sorted(weights) if name.endswith(ending)))
-
-    return drop_first
-
-
-def drop_pair(weights):
-    layer = min(weights).partition(".lora_")[0]
-    for name in [name for name in weights if name.startswith(layer + ".lora_")]:
-        weights.pop(name)
-
-
-ADAPTERS = {
-    "A missing": (drop_one("lora_A.weight"), r"1 missing"),
-    "B missing": (drop_one("lora_B.weight"), r"1 missing"),
-    "layer missing": (drop_pair, r"[12] missing"),
-    "NaN": (lambda weights: next(iter(weights.values())).fill_(torch.nan), "NaN or infinity in 1"),
-    "cut": (None, r"safetensors is cut short"),
-}
-
-
-@pytest.mark.parametrize("case", ADAPTERS)
-@pytest.mark.parametrize("kind", ["text", "flow"])
-def test_adapters(tiny, pipeline, text_adapter, flow_adapter, tmp_path, kind, case):
-    folder = Path(shutil.copytree(text_adapter if kind == "text" else flow_adapter, tmp_path / "adapter"))
+@pytest.mark.parametrize(("kind", "case"), ADAPTERS)
+def test_adapters(whole: dict[str, str], adapters: dict[str, Path], tmp_path: Path, kind: str, case: Case):
+    folder = Path(shutil.copytree(adapters[kind], tmp_path / "adapter"))
     lora = LoraSettings(adapter=str(folder))
-    file = next(folder.glob("*.safetensors"))
-
-    def start():
-        if kind == "text":
-            return load_text(TextPolicyConfig(tiny("qwen2_5_vl"), lora=lora))
-        return load_flow(FlowPolicyConfig(str(pipeline), lora=lora, height=16, width=16))
-
-    start()
-    damage, said = ADAPTERS[case]
-    if damage is None:
-        cut(file)
-    else:
-        from safetensors import safe_open
-
-        with safe_open(file, "pt") as opened:
-            notes = opened.metadata()
-        weights = load_file(file)
-        damage(weights)
-        save_file(weights, file, notes)
-    with pytest.raises(ValueError, match=r"policy\.lora\.adapter '.*" + said):
-        start()
+    load(kind, whole[kind], lora=lora)
+    words, damage = case
+    damage(folder)
+    refuse(words, kind, whole[kind], lora=lora)
