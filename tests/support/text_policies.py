@@ -1,5 +1,6 @@
 """Pictures, requests and comparisons shared by the tests of the text policy."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,13 +41,6 @@ def stir(policy: TextPolicy, size: float = 0.05, seed: int = 1) -> None:
     with torch.no_grad():
         for weight in policy.parameters():
             weight += size * torch.randn(weight.shape, generator=numbers)
-
-
-def chat_of(processor: Any, prompt: Prompt) -> Any:
-    """A prompt with one picture as transformers' own template feeds it."""
-    content = [{"type": "image", "image": prompt.media[0]}, {"type": "text", "text": prompt.text}]
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
-    return processor.apply_chat_template([{"role": "user", "content": content}], **options)
 
 
 def generated(policy: TextPolicy, model: Any, fed: Any, length: int) -> tuple[int, ...]:
@@ -114,35 +108,43 @@ def plain_model(folder: str) -> tuple[Any, Any]:
     return AutoModelForMultimodalLM.from_pretrained(folder).eval(), processor
 
 
-def plain_logprobs(folder: str, policy: TextPolicy, rollouts: Rollouts) -> Tensor:
-    """Row by row through transformers' own chat template, processor and forward, with nothing of ours but the banned ids."""
-    model, processor = plain_model(folder)
+def fed_by(processor: Any, prompt: Prompt) -> Any:
+    """A prompt with pictures as transformers' own template feeds it."""
+    pieces, pictures = prompt.text.split("<image>"), list(prompt.media)
+    if len(pieces) == 1:
+        pieces = [""] * len(pictures) + pieces
+    content: list[dict[str, Any]] = []
+    for i, piece in enumerate(pieces):
+        content += [{"type": "image", "image": pictures[i - 1]}] if i else []
+        content += [{"type": "text", "text": piece}] if piece else []
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    return processor.apply_chat_template([{"role": "user", "content": content}], **options)
+
+
+def plain_logprobs(
+    plain: tuple[Any, Any],
+    policy: TextPolicy,
+    rollouts: Rollouts,
+    feed: Callable[[Any, Prompt], Any] = fed_by,
+    places: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]] = lambda model, fed: {},
+) -> Tensor:
+    """Row by row through transformers' own chat template, processor and forward, with nothing of ours but the banned ids.
+
+    Args:
+        plain: a model and its processor.
+        places: gives further inputs for all tokens of a row.
+    """
+    model, processor = plain
     out = torch.zeros(rollouts.action_mask.shape)
     for row, (group, sample) in enumerate(rollouts.samples()):
-        pieces, pictures = group.prompt.text.split("<image>"), list(group.prompt.media)
-        if len(pieces) == 1:
-            pieces = [""] * len(pictures) + pieces
-        content: list[dict[str, Any]] = []
-        for i, piece in enumerate(pieces):
-            content += [{"type": "image", "image": pictures[i - 1]}] if i else []
-            content += [{"type": "text", "text": piece}] if piece else []
-        fed = processor.apply_chat_template(
-            [{"role": "user", "content": content}],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
-        fed = dict(fed)
-        completion = torch.tensor([ids_of(sample)])
+        fed, completion = dict(feed(processor, group.prompt)), torch.tensor([ids_of(sample)])
         start = fed["input_ids"].shape[1]
         fed["input_ids"] = torch.cat([fed["input_ids"], completion], 1)
         fed["attention_mask"] = torch.ones_like(fed["input_ids"])
-        for name in ("mm_token_type_ids", "token_type_ids"):
-            if name in fed:
-                fed[name] = torch.cat([fed[name], torch.zeros_like(completion)], 1)
+        for name in {"mm_token_type_ids", "token_type_ids"} & fed.keys():
+            fed[name] = torch.cat([fed[name], torch.zeros_like(completion)], 1)
         with torch.no_grad():
-            logits = model(**fed, use_cache=False).logits[0, start - 1 : -1]
+            logits = model(**fed, **places(model, fed), use_cache=False).logits[0, start - 1 : -1].float()
         logits[:, sorted(policy.banned)] = -torch.inf
         out[row, : completion.shape[1]] = logits.log_softmax(-1).gather(-1, completion[0][:, None])[:, 0]
     return out

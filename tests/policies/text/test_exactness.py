@@ -9,9 +9,11 @@ from mmrl.policies.text.policy import Sampling
 from mmrl.policies.text.prompt.encode import stand_in_prompt
 from tests.support.text_policies import (
     EVERY,
+    FAMILIES,
     FP32_BOUND,
+    LATE,
     bias_toward,
-    chat_of,
+    fed_by,
     generated,
     gradients,
     ids_of,
@@ -26,6 +28,8 @@ from tests.support.text_policies import (
     text_trace,
 )
 
+REST = [pytest.param(family, marks=pytest.mark.evidence) for family in LATE if family not in ("gemma4", "muse_glimmer")]
+
 
 @pytest.mark.parametrize("family", EVERY)
 def test_rollout_shared_and_repeated_readings_and_the_plain_model_agree(tiny, family):
@@ -33,7 +37,11 @@ def test_rollout_shared_and_repeated_readings_and_the_plain_model_agree(tiny, fa
     rollouts = shared.rollout(mixed())
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]
     assert rollouts.action_mask.sum() > 0
-    for expected in (logprobs(shared, rollouts), logprobs(repeated, rollouts), plain_logprobs(tiny(family), shared, rollouts)):
+    for expected in (
+        logprobs(shared, rollouts),
+        logprobs(repeated, rollouts),
+        plain_logprobs(plain_model(tiny(family)), shared, rollouts),
+    ):
         torch.testing.assert_close(noted, expected.detach(), atol=FP32_BOUND, rtol=0)
     assert relative_difference(gradients(shared, rollouts), gradients(repeated, rollouts)) < 1e-4
 
@@ -72,13 +80,13 @@ def test_media_tokens_are_never_written(tiny, family):
     assert noted.min() > -30, "the bias on banned tokens must not cost the others their probability"
 
 
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma4", "muse_glimmer", *REST])
 def test_greedy_equals_generate(tiny, family):
     policy = make(tiny(family))
     model, processor = plain_model(tiny(family))
     prompt = prompts()[0]
     rollouts = policy.rollout([Request(prompt, 2, 0), Request(prompts()[2], 1, 1)], Sampling(temperature=0.0, max_new_tokens=8))
-    expected = generated(policy, model, chat_of(processor, prompt), 8)
+    expected = generated(policy, model, fed_by(processor, prompt), 8)
     assert [ids_of(sample) for sample in rollouts.groups[0].samples] == [expected] * 2
 
 

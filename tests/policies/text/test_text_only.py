@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Prompt, Request, Rollouts
+from mmrl.core.types import Prompt, Request
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.policy import Sampling, TextPolicyConfig
@@ -20,6 +20,7 @@ from tests.support.text_policies import (
     logprobs,
     make,
     picture,
+    plain_logprobs,
     relative_difference,
     text_trace,
 )
@@ -40,20 +41,13 @@ def plain(folder: str) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def by_hand(folder: str, banned: frozenset[int], rollouts: Rollouts) -> torch.Tensor:
-    """Log-probabilities row by row, with the tokenizer's own chat and one forward each."""
-    model, tokenizer = plain(folder)
-    out = torch.zeros(rollouts.action_mask.shape)
-    for row, (group, sample) in enumerate(rollouts.samples()):
-        chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": group.prompt.text}]
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        start = tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids = list(ids_of(sample))
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[*start, *ids]])).logits[0, len(start) - 1 : -1]
-        logits[:, sorted(banned)] = -torch.inf
-        out[row, : len(ids)] = logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
-    return out
+def fed_by(tokenizer: Any, prompt: Prompt, system: str = SYSTEM) -> Any:
+    """The tokenizer's own chat."""
+    chat = [{"role": "system", "content": system}] if system else []
+    text = tokenizer.apply_chat_template(
+        [*chat, {"role": "user", "content": prompt.text}], add_generation_prompt=True, tokenize=False
+    )
+    return tokenizer(text, add_special_tokens=False, return_tensors="pt")
 
 
 @pytest.mark.parametrize("model", TEXT)
@@ -62,7 +56,11 @@ def test_rollouts_both_readings_and_transformers_alone_agree(tiny, model):
     rollouts = packed.rollout(requests())
     assert text_trace(rollouts.trace).packed
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]
-    for expected in (logprobs(packed, rollouts), logprobs(repeated, rollouts), by_hand(tiny(model), packed.banned, rollouts)):
+    for expected in (
+        logprobs(packed, rollouts),
+        logprobs(repeated, rollouts),
+        plain_logprobs(plain(tiny(model)), packed, rollouts, fed_by),
+    ):
         torch.testing.assert_close(noted, expected.detach(), atol=FP32_BOUND, rtol=0)
     assert relative_difference(gradients(packed, rollouts), gradients(repeated, rollouts)) < 1e-4
 
@@ -85,10 +83,9 @@ def test_an_adapter_trains_the_reference_stays_and_the_folder_loads_in_transform
 def test_greedy_writes_what_transformers_writes(tiny):
     policy = make(tiny("llama"))
     model, tokenizer = plain(tiny("llama"))
-    rollouts = policy.rollout([Request(Prompt("a", "hello"), 1, 0)], Sampling(temperature=0.0, max_new_tokens=8))
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], add_generation_prompt=True, tokenize=False)
-    fed = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-    assert ids_of(rollouts.groups[0].samples[0]) == generated(policy, model, fed, 8)
+    prompt = Prompt("a", "hello")
+    rollouts = policy.rollout([Request(prompt, 1, 0)], Sampling(temperature=0.0, max_new_tokens=8))
+    assert ids_of(rollouts.groups[0].samples[0]) == generated(policy, model, fed_by(tokenizer, prompt, ""), 8)
 
 
 def test_a_picture_is_refused_by_the_name_of_its_prompt(tiny):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import av
@@ -24,6 +25,7 @@ from tests.support.text_policies import (
     logprobs,
     make,
     picture,
+    plain_logprobs,
     plain_model,
     relative_difference,
     text_trace,
@@ -139,22 +141,10 @@ def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
     policy = policy_of(tiny, family)
     path = clips[family, "even"]
     rollouts = policy.rollout([Request(Prompt("p", "a <video> b", (Video(path),)), 3, 0, seed=4)])
-    model, processor = plain_model(tiny(family))
-    fed = fed_by_hand(processor, path, family)
-    for row, (_, sample) in enumerate(rollouts.samples()):
-        completion = torch.tensor([ids_of(sample)])
-        whole = dict(fed) | {"input_ids": torch.cat([fed["input_ids"], completion], 1)}
-        whole["attention_mask"] = torch.ones_like(whole["input_ids"])
-        if "mm_token_type_ids" in fed:
-            whole["mm_token_type_ids"] = torch.cat([fed["mm_token_type_ids"], torch.zeros_like(completion)], 1)
-        if family == "qwen2_5_vl":
-            whole["position_ids"] = counted_on(model, whole)
-        with torch.no_grad():
-            logits = model(**whole, use_cache=False).logits[0, fed["input_ids"].shape[1] - 1 : -1]
-        logits[:, sorted(policy.banned)] = -torch.inf
-        expected = logits.log_softmax(-1).gather(-1, completion[0][:, None])[:, 0]
-        noted = rollouts.recorded[ROLLOUT_LOGPROBS][row, : len(expected)]
-        torch.testing.assert_close(noted, expected, atol=FP32_BOUND, rtol=0)
+    places = {"qwen2_5_vl": lambda model, fed: {"position_ids": counted_on(model, fed)}}.get(family, lambda model, fed: {})
+    feed = partial(fed_by_hand, path=path, family=family)
+    expected = plain_logprobs(plain_model(tiny(family)), policy, rollouts, lambda processor, _: feed(processor), places)
+    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], expected, atol=FP32_BOUND, rtol=0)
 
 
 def test_greedy_answers_to_a_clip_are_those_of_generate(tiny, clips):

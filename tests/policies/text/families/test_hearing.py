@@ -18,7 +18,7 @@ from mmrl.app.modality.base import EvaluationTable
 from mmrl.app.modality.templates import writing_code
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import Audio, Video
-from mmrl.core.types import Prompt, Request, Rollouts
+from mmrl.core.types import Prompt, Request
 from mmrl.engine.wire_prompts import media_parts
 from mmrl.lab.tiny.text.ears import EARS, MARKS
 from mmrl.policies.shared.lora import LoraSettings
@@ -34,6 +34,7 @@ from tests.support.text_policies import (
     logprobs,
     make,
     picture,
+    plain_logprobs,
     plain_model,
     relative_difference,
     text_trace,
@@ -65,21 +66,6 @@ def requests(sounds: list[Audio], sees: bool = True) -> list[Request]:
     ]
     asked = asked if sees else asked[:3]
     return [Request(prompt, 1 + i % 2, group_id=i, seed=7 + i) for i, prompt in enumerate(asked)]
-
-
-def plain_logprobs(folder: str, rollouts: Rollouts, banned: torch.Tensor) -> torch.Tensor:
-    """Row by row through transformers' own template, processor and forward, which looks and listens by itself."""
-    model, processor = plain_model(folder)
-    out = torch.zeros(rollouts.action_mask.shape)
-    for row, (group, sample) in enumerate(rollouts.samples()):
-        fed = dict(fed_by(processor, group.prompt))
-        completion, start = torch.tensor([ids_of(sample)]), fed["input_ids"].shape[1]
-        fed["input_ids"] = torch.cat([fed["input_ids"], completion], 1)
-        fed["attention_mask"] = torch.ones_like(fed["input_ids"])
-        with torch.no_grad():
-            logits = model(**fed).logits[0, start - 1 : -1].float().masked_fill(banned, -1e20)
-        out[row, : completion.shape[1]] = logits.log_softmax(-1).gather(1, completion[0][:, None])[:, 0]
-    return out
 
 
 def fed_by(processor: Any, prompt: Prompt) -> Any:
@@ -124,7 +110,7 @@ def test_sampled_read_again_packed_repeated_and_transformers_alone_agree(tiny, s
     packed.audit(rollouts)
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]
     others = (logprobs(packed, rollouts), repeated.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS])
-    for expected in (*others, plain_logprobs(tiny(name), rollouts, packed.net.banned)):
+    for expected in (*others, plain_logprobs(plain_model(tiny(name)), packed, rollouts, fed_by)):
         torch.testing.assert_close(noted, expected.detach(), atol=FP32_BOUND, rtol=0)
     if trains:
         own = gradients(packed, rollouts)
