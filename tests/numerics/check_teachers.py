@@ -9,7 +9,7 @@ from torch import Tensor
 from mmrl.algorithms.advantages.experts import Demonstrated, ExceptTaught, Told, TowardsTeacher
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.distill import FollowTeacher
+from mmrl.algorithms.objectives.given import FollowTeacher
 from mmrl.algorithms.objectives.surrogates import Reinforce
 from mmrl.algorithms.views import Privileged
 from mmrl.algorithms.weights.aggregate import TokenMean

@@ -3,12 +3,13 @@
 import json
 import math
 import re
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, cast
 
 from mmrl.algorithms.beside import Beside, Parts
-from mmrl.algorithms.planners.base import Once, Remembering, Twice, right_ones, seed_of
+from mmrl.algorithms.planners.base import Once, Remembering, right_ones, seed_of
 from mmrl.algorithms.planners.video import answer_text, finite
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
@@ -70,41 +71,55 @@ class Climb:
 
 
 @dataclass(frozen=True)
-class HintLadder(Remembering):
-    """A group in which every sample fails is sampled again under hint 1, 2, ... until a sample is right (GHPO, SAGE, NuRL).
-
-    arXiv:2507.10628, arXiv:2602.03143, arXiv:2509.25666. The samples under the last hint that was tried replace the group.
-    Prompts without hints stay as they are.
-    """
+class Hinted(Remembering, ABC):
+    """The base of planners that show hints to groups in which every sample fails."""
 
     samples_plainly = False
     column: str = "hints"
     """The column with a prompt's hints, the weakest first, or with one text."""
-    rungs: Count = 3
-    """The most hints to try in one step."""
-    cut: bool = False
-    """True: the column holds one text, of which hint k shows the first k / (rungs + 1): 25, 50 and 75 % of a solution."""
-    plain: Annotated[int, Range(0, 2**20)] = 0
-    """How many samples of a group sampled again see no hint."""
     train_view: TrainView = "same"
     """same: training reads what was sampled, the hint included; plain: the prompt without it, with old log-probabilities read
     again."""
     hint_text: str = "Here is a hint to help you:\n{hint}"
     """Goes under the prompt."""
     success_at: Number = 0.5
-    climbing: dict[int, Climb] = field(default_factory=dict[int, Climb], init=False, compare=False, repr=False)
-    """Group -> how far up the ladder it is in this step."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         check_template(self, "hint_text", self.hint_text, "{hint}")
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has hints."""
+        check_column(self, prompts, self.column, "hints, the weakest first")
+
+    def under(self, prompt: Prompt, hint: str) -> Shown:
+        """The prompt with a hint under it, and whether it trains so."""
+        return Shown(with_hint(prompt, self.hint_text, hint), self.train_view == "same")
+
+
+@dataclass(frozen=True)
+class HintLadder(Hinted):
+    """A group in which every sample fails is sampled again under hint 1, 2, ... until a sample is right (GHPO, SAGE, NuRL).
+
+    arXiv:2507.10628, arXiv:2602.03143, arXiv:2509.25666. The samples under the last hint that was tried replace the group.
+    Prompts without hints stay as they are.
+    """
+
+    rungs: Count = 3
+    """The most hints to try in one step."""
+    cut: bool = False
+    """True: the column holds one text, of which hint k shows the first k / (rungs + 1): 25, 50 and 75 % of a solution."""
+    plain: Annotated[int, Range(0, 2**20)] = 0
+    """How many samples of a group sampled again see no hint."""
+    climbing: dict[int, Climb] = field(default_factory=dict[int, Climb], init=False, compare=False, repr=False)
+    """Group -> how far up the ladder it is in this step."""
 
     @property
     def max_rounds(self) -> int:
         return 1 + self.rungs
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Raises ValueError where no prompt has hints."""
+        """Raises ValueError where no prompt has hints, or a solution."""
         check_column(self, prompts, self.column, "the solution" if self.cut else "hints, the weakest first")
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
@@ -141,9 +156,8 @@ class HintLadder(Remembering):
     def anew(self, group_id: int, hint: str, round_index: int) -> list[Request]:
         """Requests for the group again under a hint, with a few samples without it."""
         first = self.requests[group_id]
-        shown, plain = with_hint(first.prompt, self.hint_text, hint), min(self.plain, first.count)
-        draw = 2 * round_index + 1
-        hinted = self.again(group_id, first.count - plain, draw, shown=Shown(shown, self.train_view == "same"))
+        plain, draw = min(self.plain, first.count), 2 * round_index + 1
+        hinted = self.again(group_id, first.count - plain, draw, shown=self.under(first.prompt, hint))
         return [one for one in (hinted, self.again(group_id, plain, draw + 1)) if one.count]
 
     def load_state_dict(self, state: State) -> None:
@@ -152,32 +166,17 @@ class HintLadder(Remembering):
 
 
 @dataclass(frozen=True)
-class Scaffold(Twice):
+class Scaffold(Hinted):
     """One sample per hint for a group in which every sample fails; the right one under the weakest hint is put in (Scaf-GRPO).
 
     arXiv:2510.19807. It replaces the group's first sample. Hints are ordered from the weakest: knowledge, plan and steps of a
     solution, each in parts that build on each other.
     """
 
-    column: str = "hints"
-    """The column with a prompt's hints, the weakest first."""
+    max_rounds = 2
     after: Annotated[int, Range(0, 2**20)] = 50
     """Number of steps at the start without hints, so that prompts which training solves by itself get none."""
-    train_view: TrainView = "same"
-    """same: training reads what was sampled, the hint included; plain: the prompt without it, with old log-probabilities read
-    again."""
-    hint_text: str = "Here is a hint to help you:\n{hint}"
-    """Goes under the prompt."""
-    success_at: Number = 0.5
     seen: dict[str, int] = field(default_factory=lambda: {"steps": 0}, init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        check_template(self, "hint_text", self.hint_text, "{hint}")
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Raises ValueError where no prompt has hints."""
-        check_column(self, prompts, self.column, "hints, the weakest first")
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Try every hint, then keep the weakest that helped."""
@@ -191,8 +190,8 @@ class Scaffold(Twice):
 
     def _every_hint(self, group_id: int) -> list[Request]:
         prompt = self.requests[group_id].prompt
-        shown = [with_hint(prompt, self.hint_text, hint) for hint in hints_of(prompt, self.column)]
-        return [self.again(group_id, 1, k, shown=Shown(one, self.train_view == "same")) for k, one in enumerate(shown, 1)]
+        hints = enumerate(hints_of(prompt, self.column), 1)
+        return [self.again(group_id, 1, k, shown=self.under(prompt, hint)) for k, hint in hints]
 
     def _settle(self, groups: Sequence[Group], rewards: Mapping[int, Sequence[float]]) -> Revision:
         dropped: set[tuple[int, int]] = set()
@@ -326,8 +325,7 @@ class SelfHints(HintLadder):
     """Goes under the prompt; {solution} and {levels} are put in, and doubled braces become single ones."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        check_template(self, "hint_text", self.hint_text, "{hint}")
+        super().__post_init__()
         check_template(self, "writing_text", self.writing_text, "{solution}")
 
     @property
@@ -398,8 +396,7 @@ class KeptHints(SelfHints):
         level, hints = self.kept.levels.get(request.prompt.id, 0), self.kept.hints.get(request.prompt.id, ())
         if not level or not hints:
             return (request,)
-        shown = with_hint(request.prompt, self.hint_text, hints[min(level, len(hints)) - 1])
-        return (replace(request, shown=Shown(shown, self.train_view == "same")),)
+        return (replace(request, shown=self.under(request.prompt, hints[min(level, len(hints)) - 1])),)
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Move levels by what a visit gave, and have hints written for the next one."""

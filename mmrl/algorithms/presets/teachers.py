@@ -5,8 +5,8 @@ from dataclasses import replace
 from mmrl.algorithms.advantages.experts import Demonstrated, ExceptTaught, Told
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.ema_decay import SteadyDecay
-from mmrl.algorithms.objectives.distill import FollowTeacher
 from mmrl.algorithms.objectives.flow import FlowKL
+from mmrl.algorithms.objectives.given import FollowTeacher
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.baselines import grpo
 from mmrl.algorithms.presets.flow import flow_grpo

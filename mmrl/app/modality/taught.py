@@ -10,7 +10,7 @@ from typing import Any, cast
 from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.distill import FollowTeacher
+from mmrl.algorithms.objectives.given import FollowTeacher
 from mmrl.algorithms.planners.taught import THOUGHT as THOUGHTS
 from mmrl.algorithms.planners.taught import Taught
 from mmrl.algorithms.routes import refuse_routes

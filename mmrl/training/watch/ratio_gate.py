@@ -108,8 +108,8 @@ class RatioGate:
     """Mean |difference| between readings that are equal but for rounding, once it was measured."""
     looks: bool = field(default=True, init=False)
     """Are the next rollouts compared? Those of a process's first step; of an engine and of samplers ahead, of the first few."""
-    _lags: bool = field(default=False, init=False)
-    """Do earlier weights write the rows?"""
+    lags: bool = field(default=False, init=False)
+    """Do earlier weights write the rows, so that the record says nothing of the live ones?"""
     _looks: int = field(default=0, init=False)
 
     @property
@@ -146,10 +146,6 @@ class RatioGate:
         moment = "before the first update" if self.closed else "before this step's first update"
         return self._check(moment, rollouts, noted, evaluated, causes=causes)
 
-    def note_lag(self) -> None:
-        """Earlier weights write the rows from now on, so the record says nothing of the live ones."""
-        self._lags = True
-
     def first(self, micro_batch: Batch, live: dict[Reading, Tensor], more: bool = False) -> None:
         """The same of a process's first micro-batch, whose forward is the one with gradient; then the gate is open.
 
@@ -158,7 +154,7 @@ class RatioGate:
         process's turn next, and its micro-batch is compared too.
         """
         self.closed, self.looks = more, self._looks_on
-        noted = None if self._lags else micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
+        noted = None if self.lags else micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
         old = micro_batch.frozen.get(OLD_LOGPROBS, noted)
         if old is None or LOGPROBS not in live:
             return

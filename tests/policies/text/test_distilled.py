@@ -9,7 +9,7 @@ import torch
 
 from mmrl.algorithms.advantages.experts import TowardsTeacher
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.distill import FollowTeacher
+from mmrl.algorithms.objectives.given import FollowTeacher
 from mmrl.algorithms.objectives.surrogates import Reinforce
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
