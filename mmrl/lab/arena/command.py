@@ -12,7 +12,7 @@ from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal
-from mmrl.app.files import replace_text
+from mmrl.app.files import json_text, replace_text
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.page import environment
 from mmrl.app.report.words import number
@@ -204,19 +204,19 @@ def write_results(contest: Contest, table: Sequence[Standing], start: Point | No
         {
             "method": one.label,
             "place": one.place,
-            "mean": None if math.isnan(one.mean) else round(one.mean, 4),
-            "half_width": None if math.isnan(one.half_width) else round(one.half_width, 4),
-            "seeds": {str(seed): round(value, 4) for seed, value in one.finals.items()},
+            "mean": round(one.mean, 4),
+            "half_width": round(one.half_width, 4),
+            "seeds": {seed: round(value, 4) for seed, value in one.finals.items()},
             "steps": None if math.isnan(one.steps) else round(one.steps),
-            "seconds": None if math.isnan(one.seconds) else round(one.seconds, 2),
-            "failures": list(one.failures),
+            "seconds": round(one.seconds, 2),
+            "failures": one.failures,
         }
         for one in table
     ]
     figure = TASKS[contest.task].figure
-    facts = {"task": contest.task, "budget_s": contest.budget_s, "seeds": list(contest.seeds), "figure": figure}
+    facts = {"task": contest.task, "budget_s": contest.budget_s, "seeds": contest.seeds, "figure": figure}
     start_value = None if start is None else round(start.metrics[figure], 4)
-    replace_text(file, json.dumps({**facts, "start": start_value, "rows": rows}, indent=1) + "\n")
+    replace_text(file, json_text({**facts, "start": start_value, "rows": rows}) + "\n")
 
 
 def write_page(contest: Contest, table: Sequence[Standing], start: Point | None, file: Path) -> Path:

@@ -1,7 +1,6 @@
 """One run of a contest: train as long as its compute suffices, evaluate at even marks, go on where a killed process left off."""
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import read_lines
 from mmrl.core.ranks import Ranks
+from mmrl.runtime.disk import whole_file
 from mmrl.runtime.repeating import deterministic
 from mmrl.training.checkpoints.save import Checkpoints
 
@@ -79,16 +79,13 @@ class Lane:
         """Make the folder; ValueError if it holds a run with other settings."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "config.toml"
-        temporary = self.folder / "config.new.toml"
-        configs.save(resolved.config, temporary)
-        text = temporary.read_text(encoding="utf-8")
-        if file.exists() and file.read_text(encoding="utf-8") != text and self.points():
-            temporary.unlink()
-            raise ValueError(
-                f"{self.folder} holds a run of {self.label} with other settings: choose another --output, or remove that folder "
-                "to run it anew"
-            )
-        os.replace(temporary, file)
+        with whole_file(file) as fresh:
+            configs.save(resolved.config, fresh)
+            if file.exists() and file.read_bytes() != fresh.read_bytes() and self.points():
+                raise ValueError(
+                    f"{self.folder} holds a run of {self.label} with other settings: choose another --output, or remove that "
+                    "folder to run it anew"
+                )
 
 
 @dataclass

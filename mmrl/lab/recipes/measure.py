@@ -1,10 +1,9 @@
 """Training and evaluation of a recipe, also on a small scale: held-out prompts scored, as the figures of the paper's table."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
 from mmrl.app.config.run import Resolved, without_engine
 from mmrl.app.errors import Terminal
-from mmrl.app.files import replace_text
+from mmrl.app.files import json_text, replace_text
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
@@ -228,9 +227,8 @@ def interval(strata: Sequence[Sequence[float]]) -> tuple[float, float, float]:
 
 def write(file: Path, recipe: Recipe, found: Sequence[Measured]) -> None:
     """The figures as JSON; numbers that are none are null, and unknown ones of the paper "?"."""
-    rows = [{key: None if value != value else value for key, value in asdict(one).items()} for one in found]
-    values = {"recipe": recipe.name, "arxiv": recipe.recipe.arxiv, "table": recipe.recipe.table, "figures": rows}
-    replace_text(file, json.dumps(values, indent=2) + "\n")
+    values = {"recipe": recipe.name, "arxiv": recipe.recipe.arxiv, "table": recipe.recipe.table, "figures": found}
+    replace_text(file, json_text(values) + "\n")
 
 
 def print_measured(recipe: Recipe, found: Sequence[Measured]) -> None:

@@ -326,22 +326,17 @@ def chosen(parts: Sequence[Part], is_chosen: Callable[[Request], bool]) -> list[
 
 
 def plan_of(requests: Sequence[Request], sampling: object) -> RolloutPlan:
-    """The plan that requests follow: the given one, or in as few steps as they ask for; ValueError where they do not agree."""
-    plan, wanted = check_plan(sampling), {request.tempering.num_steps for request in requests}
+    """The plan that requests follow: the given one, or in as few steps as they ask for; ValueError without one, or for two."""
+    if not isinstance(sampling, RolloutPlan):
+        raise ValueError(
+            "an image generator samples along a plan: set algorithm.schedule (Full, Window, Tree, Branching, Forward), or "
+            f"give rollout a RolloutPlan such as mmrl.flow.plan.evaluation_plan(28), not {type(sampling).__name__}"
+        )
+    wanted = {request.tempering.num_steps for request in requests}
     if len(wanted) > 1:
         raise ValueError(f"requests of one rollout ask for {wanted} steps: let a planner's round ask for the same of all")
     few = wanted.pop() if wanted else None
-    return plan if few is None else in_few_steps(plan, few)
-
-
-def check_plan(sampling: object) -> RolloutPlan:
-    """The plan to follow; raise ValueError where there is none."""
-    if isinstance(sampling, RolloutPlan):
-        return sampling
-    raise ValueError(
-        "an image generator samples along a plan: set algorithm.schedule (Full, Window, Tree, Branching, Forward), or "
-        f"give rollout a RolloutPlan such as mmrl.flow.plan.evaluation_plan(28), not {type(sampling).__name__}"
-    )
+    return sampling if few is None else in_few_steps(sampling, few)
 
 
 def switch_tf32(on: bool) -> None:

@@ -265,9 +265,7 @@ def join(traces: Sequence[FlowTrace]) -> FlowTrace:
                 "teachers": trace.teachers,
                 "steps": pad_actions(trace.steps, width, -1.0),
                 **{name: pad_actions(getattr(trace, name) + shifts["latents"], width) for name in ("before", "after", "means")},
-                "sigma": pad_actions(trace.sigma, width),
-                "timesteps": pad_actions(trace.timesteps, width),
-                "through": pad_actions(trace.through, width),
+                **{name: pad_actions(getattr(trace, name), width) for name in ("sigma", "timesteps", "through")},
             }
         )
         shifts = {name: shift + len(getattr(trace, name)) for name, shift in shifts.items()}

@@ -24,7 +24,8 @@ def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
         try:
             check_row(rollouts, trace, row)
             size = trace.sigma_tables[int(trace.course_index[row])].size
-            check_size(policy, group.prompt, size)
+            if size != (asked := policy.family.size_of(group.prompt)):
+                raise ValueError(f"it was drawn at {size_text(size)} pixels, but its prompt asks for {size_text(asked)}")
             if not policy.family.draws_sound:
                 check_picture(sample, size, policy.config.frames)
             if policy.family.rate is not None:
@@ -84,13 +85,6 @@ def check_row(rollouts: Rollouts, trace: FlowTrace, row: int) -> None:
         mine: Tensor = getattr(trace, name)[row, actions]
         if not torch.equal(mine, scheduled[trace.steps[row, actions]]):
             raise ValueError(f"its {name} are not those of its schedule: the network would get wrong times")
-
-
-def check_size(policy: FlowHost, prompt: Prompt, size: Size) -> None:
-    """Raise ValueError unless the row was drawn at the size that its prompt asks for."""
-    asked = policy.family.size_of(prompt)
-    if size != asked:
-        raise ValueError(f"it was drawn at {size_text(size)} pixels, but its prompt asks for {size_text(asked)}")
 
 
 def check_picture(sample: Sample, size: Size, frames: int) -> None:

@@ -177,11 +177,6 @@ class Sampled:
     rate: int | None = None
     """Samples per second of sounds."""
 
-    @property
-    def action_mask(self) -> Bool[Tensor, "n t"]:
-        layout = self.trajectory.layout
-        return torch.ones_like(self.trace.steps, dtype=torch.bool) if self.trace.is_forward else layout.trained
-
 
 def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollouts:
     """The groups of all requests in order, and the rows of all samples; ValueError where two prompts name one group."""
@@ -208,12 +203,13 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
     are_shared = any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
     nodes = [node_ids(part.trajectory.layout, part.keys) for part in sampled]
     trace = join([part.trace for part in sampled])
+    masks = [torch.ones_like(trace.steps, dtype=torch.bool)] if trace.is_forward else [layout.trained for layout in layouts]
     recorded = {ROLLOUT_LOGPROBS: torch.cat([part.trajectory.logprobs for part in sampled])} if trace.has_densities else {}
     return Rollouts(
         groups=tuple(Group(id, prompts[id], tuple(own)) for id, own in samples.items()),
         group_ids=torch.tensor(group_ids),
         sample_ids=torch.tensor(sample_ids),
-        action_mask=torch.cat([part.action_mask for part in sampled]),
+        action_mask=torch.cat(masks),
         trace=trace,
         recorded=recorded,
         node_ids=torch.cat(nodes) if are_shared else None,
