@@ -1,6 +1,5 @@
 """`mmrl data`: from the words of a command line to the functions of mmrl.data."""
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,10 +10,9 @@ from rich.progress import track
 from mmrl.app.commands.options import CheckOptions, ConvertOptions, SplitOptions
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.plug_ins import read_data
-from mmrl.app.config.run import load
+from mmrl.app.config.run import DataConfig, load
 from mmrl.app.config.tasks import root_key
 from mmrl.app.errors import Terminal
-from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import look_at
 from mmrl.app.toml.reader import check_keys, plain
@@ -197,11 +195,8 @@ def _read_with(source: str, settings: Sequence[str], image_root: Path | None) ->
     """The prompts that the data set of `use=NAME` reads from a file; ValueError for settings that it does not take."""
     name = str(Table.of({}, "default", settings).values["use"])
     table = _table(settings, image_root, name)
-    arguments = {"path": source, **table.values}
-    del arguments["use"]
-    reader = plugins.load(name, "datasets")
-    check_keys(arguments, [*inspect.signature(reader).parameters], (), table)
-    return reader(**arguments)
+    arguments = {key: value for key, value in table.values.items() if key != "use"}
+    return read_data(DataConfig(name, {"path": source, **arguments}), (), table)()
 
 
 def split_by_shares(source: Path, folder: Path, shares: Sequence[str], options: SplitOptions = SplitOptions()) -> list[str]:

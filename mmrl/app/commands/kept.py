@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal as size
 from typer import Option
 
 from mmrl.engine.venv import (
@@ -73,14 +74,6 @@ def clear(names: Sequence[str]) -> str:
     left = [entry.path.name for entry in chosen if entry not in removed]
     used = f"; left {', '.join(left)}: a running program uses what is in there" if left else ""
     return f"removed {len(removed)} entries, {size(sum(entry.num_bytes for entry in removed))}{used}"
-
-
-def size(num_bytes: int) -> str:
-    """`1.2 MB`."""
-    value, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 999.5 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:.3g} {units[0]}"
 
 
 engine = typer.Typer(no_args_is_help=True)

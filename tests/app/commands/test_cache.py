@@ -50,21 +50,21 @@ def test_it_is_listed_with_sizes(folder: Path):
     out = run("ls").output
     assert out.splitlines()[0] == str(folder)
     assert [line.split()[:3] for line in out.splitlines()[1:4]] == [
-        ["tiny-clips-0123456789ab", "3", "kB"],
-        ["moving-digits-0123456789ab", "2", "kB"],
-        ["random-0.1.0", "1", "kB"],
+        ["tiny-clips-0123456789ab", "3.0", "kB"],
+        ["moving-digits-0123456789ab", "2.0", "kB"],
+        ["random-0.1.0", "1.0", "kB"],
     ]
-    assert "3 entries, 6 kB, at most 5 GB (MMRL_CACHE_GB)" in out
+    assert "3 entries, 6.0 kB, at most 5.0 GB (MMRL_CACHE_GB)" in out
     assert "holiday" not in out and "ba9876543210" not in out
 
 
 def test_it_is_cleared_by_name_or_as_a_whole(folder: Path):
-    assert run("clear", "random-0.1.0").output == "removed 1 entries, 1 kB\n"
+    assert run("clear", "random-0.1.0").output == "removed 1 entries, 1.0 kB\n"
     assert names() == ["moving-digits-0123456789ab", "tiny-clips-0123456789ab"]
-    assert run("clear").output == "removed 2 entries, 5 kB\n"
+    assert run("clear").output == "removed 2 entries, 5.0 kB\n"
     assert sorted(path.name for path in folder.iterdir()) == ["holiday", "moving-digits-ba9876543210"]
     assert (folder / "holiday/photo.png").exists()
-    assert "0 entries, 0 B" in run("ls").output
+    assert "0 entries, 0 bytes" in run("ls").output
 
 
 @pytest.mark.parametrize("name", ["holiday", "../holiday", "tiny-clip-0123456789ab", ""])
@@ -125,10 +125,10 @@ def test_what_a_running_program_uses_is_left(folder: Path):
     )
     assert program.stdout is not None and program.stdout.readline() == "1\n"
     said = run("clear").output
-    assert said == "removed 2 entries, 3 kB; left tiny-clips-0123456789ab: a running program uses what is in there\n"
+    assert said == "removed 2 entries, 3.0 kB; left tiny-clips-0123456789ab: a running program uses what is in there\n"
     assert (held / "inner/file").stat().st_size == 3000
     program.communicate("\n")
-    assert run("clear").output == "removed 1 entries, 3 kB\n"
+    assert run("clear").output == "removed 1 entries, 3.0 kB\n"
 
 
 def test_a_run_holds_the_models_and_clips_it_was_given(folder: Path):
