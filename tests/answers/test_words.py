@@ -17,8 +17,6 @@ def test_rouge_by_hand():
         {"rouge1": 6 / 7, "rouge2": 0.8, "rougeL": 6 / 7}
     )
     assert rouge("\u043a\u043e\u0442", "\u043a\u043e\u0442", ["rouge1"])["rouge1"] == 1
-    with pytest.raises(ValueError, match="rougeX"):
-        rouge("a", "a", ["rougeX"])
 
 
 def slow_distance(a, b):

@@ -179,11 +179,6 @@ def test_text_in_another_encoding_is_named_with_line_and_remedy(ending, tmp_path
         reader(file)
 
 
-def test_a_table_in_utf_16_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"a\.csv is text in UTF-16 or UTF-32.*save it as UTF-8 .*iconv -f UTF-16"):
-        read(tmp_path / "a.csv", "a,b\n1,2\n", "utf-16")
-
-
 BROKEN = {
     "cut": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
@@ -207,11 +202,8 @@ def test_a_broken_parquet_is_a_sentence(how, tmp_path):
         assert type(raised.value) is ValueError
 
 
-def test_a_table_of_very_many_columns_is_refused_at_once_and_one_name_twice_is_found(tmp_path):
+def test_a_table_of_very_many_columns_is_refused_at_once(tmp_path):
     names = [f"c{i}" for i in range(100_000)]
     (tmp_path / "rows.csv").write_text(",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")
     with pytest.raises(ValueError, match=r"rows\.csv has 100,000 columns, more than 10,000: keep those that are used"):
-        list(read_rows(tmp_path / "rows.csv", Report("")))
-    (tmp_path / "rows.csv").write_text(",".join([*names[:9999], "c7"]) + "\n")
-    with pytest.raises(ValueError, match=r"rows\.csv names the column 'c7' twice in line 1"):
         list(read_rows(tmp_path / "rows.csv", Report("")))

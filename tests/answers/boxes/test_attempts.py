@@ -84,10 +84,6 @@ def test_a_sample_without_text_is_an_error():
         attempt(None)
 
 
-def test_a_prompt_without_answer_does_not_apply():
-    assert read_attempts(Group(0, Prompt("p7"), (Sample("x"),)), "pixel") is None
-
-
 def test_true_boxes_accepts_one_or_several():
     assert true_boxes(Prompt("p", answer=TRUTH)) == (TRUTH,)
     assert true_boxes(Prompt("p", answer=[TRUTH, TRUTH])) == (TRUTH, TRUTH)

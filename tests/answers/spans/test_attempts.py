@@ -20,10 +20,6 @@ def test_spans_are_cut_at_the_end_of_the_clip():
     assert late.predicted == () and late.parts() == {"unparsed": 0.0, "outside": 1.0, "format": 1.0}
 
 
-def test_a_truth_that_ends_after_the_file_sets_the_end():
-    assert attempt("<answer>3 to 30</answer>", Interval(3, 10.5)).predicted == (Interval(3, 10.5),)
-
-
 def test_numbers_count_the_unit_of_the_reward():
     assert attempt("<answer>4 to 8</answer>", unit="frames", fps=2.0).predicted == (Interval(2, 4),)
     with pytest.raises(ValueError, match="prompt 'p7'"):

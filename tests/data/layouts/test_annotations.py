@@ -113,12 +113,6 @@ def test_boxes_of_a_stored_picture_are_turned_with_it(orientation, jsonl, tmp_pa
     assert "2 rows whose boxes were turned with their pictures" in check(str(path), ())
 
 
-def test_another_size_is_refused(jsonl, picture):
-    row = {"image": picture("1.png"), "question": "Where is it?", "box": [1, 2, 11, 12], "size": [48, 64]}
-    with pytest.raises(ValueError, match=r"says its picture has size \[48, 64\], but it has \[64, 48\]"):
-        load("grounding_jsonl", "datasets")(jsonl(row))
-
-
 @pytest.mark.parametrize("spelled", ["xyxy", "xywh"])
 def test_percents_are_suspected(spelled, jsonl, picture):
     picture("1.png", (1280, 720))

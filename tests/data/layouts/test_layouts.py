@@ -304,10 +304,3 @@ def test_a_layout_with_columns_of_other_names_is_one_entry(picture, jsonl, tmp_p
     done = convert(path, None, tmp_path / "out.jsonl")
     [prompt] = load("grounding_jsonl", "datasets")(done.out)
     assert (prompt.text, prompt.answer, prompt.columns["app"]) == ("Send", BOX, "mail") and "at" not in prompt.columns
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_no_layout_is_taken_for_another(name, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(ROWS[name][0]))
-    assert [layout.name for layout in candidates(look_at(path, {}))] == [ROWS[name][1]]
