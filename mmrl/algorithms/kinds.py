@@ -18,21 +18,14 @@ ANY_TIME = Forward(num_steps=1000, solver="ode", times=TimeSampler("rollout", co
 SFT = Algorithm(
     objective=((1.0, Imitation()),), advantage=Demonstrated(), aggregation=TokenMean(), planner=Taught(), group_size=1
 )
-DPO = Algorithm(
-    objective=((1.0, Preference()),), advantage=Preferred(), aggregation=SequenceMean(), planner=Pairs(), group_size=2
-)
+DPO = Algorithm(objective=((1.0, Preference()),), advantage=Preferred(), planner=Pairs(), group_size=2)
+SCORES = replace(DPO, objective=((1.0, PairScores()),))
 KINDS: Mapping[str, Algorithm] = {
     "sft": SFT,
     "dpo": DPO,
-    "scores": Algorithm(
-        objective=((1.0, PairScores()),), advantage=Preferred(), aggregation=SequenceMean(), planner=Pairs(), group_size=2
-    ),
-    "picture_scores": Algorithm(
-        objective=((1.0, PairScores()),), advantage=Preferred(), aggregation=SequenceMean(), planner=PicturePairs(), group_size=2
-    ),
-    "ratings": Algorithm(
-        objective=((1.0, Ratings()),), advantage=Demonstrated(), aggregation=SequenceMean(), planner=Taught(), group_size=1
-    ),
+    "scores": SCORES,
+    "picture_scores": replace(SCORES, planner=PicturePairs()),
+    "ratings": replace(SFT, objective=((1.0, Ratings()),), aggregation=SequenceMean()),
     "sft_of_pictures": replace(SFT, objective=((1.0, Matching()),), planner=TaughtPictures(), schedule=ANY_TIME),
     "sft_of_codes": replace(SFT, planner=TaughtPictures()),
     "dpo_of_codes": replace(DPO, planner=TaughtPairs()),
