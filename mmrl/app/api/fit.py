@@ -24,7 +24,7 @@ from mmrl.app.commands.train import run_job
 from mmrl.app.config.plug_ins import read_data, reward_of
 from mmrl.app.config.run import DataConfig, Resolved, RunConfig, resolve
 from mmrl.app.config.stages import stages_of
-from mmrl.app.plugins.python_objects import offer
+from mmrl.app.plugins.resolve import offer
 from mmrl.app.report.data import PairedChange, changes, load
 from mmrl.app.run.build import build, load_prompts, on_the_terminal
 from mmrl.app.run.context import distributed_run

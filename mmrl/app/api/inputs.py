@@ -14,7 +14,7 @@ from mmrl.app.config.tasks import parse_reward
 from mmrl.app.modality.registry import MODALITIES, PolicyConfig, modality_of
 from mmrl.app.plugins.foreign_rewards import STYLES, adapt
 from mmrl.app.plugins.lab import TINY, small_models
-from mmrl.app.plugins.python_objects import PREFIX
+from mmrl.app.plugins.resolve import PREFIX
 from mmrl.app.toml.tables import Values
 from mmrl.core.samples import Prompt
 from mmrl.policies.flow.settings import FlowPolicyConfig

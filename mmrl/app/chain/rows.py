@@ -18,7 +18,7 @@ from mmrl.app.config.stages import Stage, num_samples
 from mmrl.app.config.tasks import root_key
 from mmrl.app.errors import waiting
 from mmrl.app.files import replace_text
-from mmrl.app.plugins.python_objects import STAGE, offer
+from mmrl.app.plugins.resolve import STAGE, offer
 from mmrl.app.run.build import (
     Job,
     adapted,
@@ -213,8 +213,7 @@ def place_named(stage: Stage) -> Iterator[None]:
 def mine(job: Job, stage: Stage, run: RunDir, ranks: Ranks) -> None:
     """Write the rows of a stage, those of some prompts at a time; a run that goes on samples the prompts that are left.
 
-    Raises:
-        TrainingStoppedError: no row was found, or a reward is gone for good.
+    Raises TrainingStoppedError where no row was found, or a reward is gone for good.
     """
     trainer = job.trainer
     assert stage.miner is not None

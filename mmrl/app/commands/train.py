@@ -15,7 +15,7 @@ from mmrl.app.config.run import LR, Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage, chain_label, stage_at, stages_of
 from mmrl.app.errors import StoppedExit, waiting
 from mmrl.app.files import replace_text
-from mmrl.app.plugins.python_objects import is_of_python
+from mmrl.app.plugins.resolve import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.report.figures import PairedChange

@@ -162,12 +162,8 @@ def with_gradients(
 ) -> Algorithm:
     """The algorithm whose terms on the gradient of rewards have those of the run; says so where no reward is watched.
 
-    Args:
-        watches: do others score held-out prompts?
-        prompts: each reward is tried with the first one, on a picture of noise.
-
-    Raises:
-        ValueError: a weighted reward has no gradient, one that is not finite or points away, or is transformed.
+    `watches`: do others score held-out prompts? Each reward is tried with the first of `prompts`, on a picture of noise. Raises
+    ValueError for a weighted reward that has no gradient, one that is not finite or points away, or is transformed.
     """
     objective = with_rewards(algorithm.objective, [(one.name, one.weight, one.function) for one in rewards])
     if objective == algorithm.objective:

@@ -269,7 +269,10 @@ def read_run(table: Table, name: str) -> Resolved:
     # a chain's own tables are looked at stage by stage
     check_sources(config.data, rewards, table, scored=not config.stage and not config.algorithm.algorithm.unscored)
     if config.stage:
-        return Resolved(with_all_steps(config, table), table, name)
+        if "steps" in table.values:
+            raise ValueError(f"{table.at(('steps',))} is of a run without stages: give every [[stage]] its own steps")
+        steps = sum(config.stage[i].num_steps for i, _ in in_turn(config.stage))
+        return Resolved(replace(config, steps=steps), table, name)
     evaluated = config.evaluation.data is not None and not config.evaluation.reward
     check_needed_rewards(config.algorithm, config.reward, table, evaluated and config.algorithm.algorithm.unscored)
     return Resolved(config, table, name)
@@ -296,13 +299,6 @@ def check_needed_rewards(assembly: Assembly, rewards: Sequence[RewardConfig], ta
             f"use = {' and one with use = '.join(map(repr, missing))}, or set algorithm.needs_rewards = [] where one of yours "
             "takes its place"
         )
-
-
-def with_all_steps(config: RunConfig, table: Table) -> RunConfig:
-    """A chain with the steps of all its stages; ValueError where its table has steps of its own."""
-    if (place := table.at(("steps",))) and "steps" in table.values:
-        raise ValueError(f"{place} is of a run without stages: give every [[stage]] its own steps")
-    return replace(config, steps=sum(config.stage[i].num_steps for i, _ in in_turn(config.stage)))
 
 
 def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:

@@ -11,7 +11,7 @@ from mmrl.app.config.algorithm import given_in
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
 from mmrl.app.modality.taught import follows_teachers
-from mmrl.app.plugins.python_objects import STAGE
+from mmrl.app.plugins.resolve import STAGE
 from mmrl.app.toml.reader import UnknownKeyError, check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves, value_at
 from mmrl.runtime.blame import refuse_where
@@ -80,8 +80,7 @@ class Stage:
 def stages_of(resolved: Resolved) -> list[Stage]:
     """The stages of a run, in their order: one that is the run itself where it has no `[[stage]]`.
 
-    Raises:
-        ValueError: a stage's settings are none of a run, or do not go together; names the stage and the key.
+    Raises ValueError, naming stage and key, where a stage's settings are none of a run, or do not go together.
     """
     config, begin, found = resolved.config, 0, list[Stage]()
     if not config.stage:

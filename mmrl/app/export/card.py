@@ -10,7 +10,7 @@ from mmrl.app.errors import printable
 from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.templates import Facts, template_line
 from mmrl.app.plugins.lab import TINY
-from mmrl.app.plugins.python_objects import is_of_python
+from mmrl.app.plugins.resolve import is_of_python
 from mmrl.app.report.data import EVAL, RunData, read_rows
 from mmrl.app.report.figures import Estimate, PairedChange, estimates, paired_changes
 from mmrl.app.report.rows import SampleLine, Task, by_task

@@ -25,7 +25,7 @@ from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.merge import Onto, on_original
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.templates import FACTS, MERGED, template_text
-from mmrl.app.plugins.python_objects import is_of_python
+from mmrl.app.plugins.resolve import is_of_python
 from mmrl.app.report.data import load
 from mmrl.app.run.build import with_local_model
 from mmrl.app.run.context import hushed_saving

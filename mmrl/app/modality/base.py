@@ -182,9 +182,8 @@ class Modality(ABC, Generic[Settings, Model]):
     def look_around(self, policy: Settings, algorithm: Algorithm, episodes: Limits | None = None) -> None:
         """Look, before anything is loaded, whether what the policy needs besides its model is there.
 
-        `episodes`: how far those of several turns go.
-
-        Raises ValueError where a server that samples or teaches cannot be started, does not answer, or is none for this policy.
+        `episodes`: how far those of several turns go. Raises ValueError where a server that samples or teaches cannot be started,
+        does not answer, or is none for this policy.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.on_cards import without_bfloat16
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.plugins.python_objects import PREFIX
+from mmrl.app.plugins.resolve import PREFIX
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.policies.shared.dry_run import OF_TEACHERS, DryRun, size_of

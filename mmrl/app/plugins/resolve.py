@@ -1,7 +1,8 @@
 """Plug-in files: a reward or a data set is one Python file with one public callable, shipped or yours alike.
 
 `iou` is looked up in ./rewards of the working directory, then among the shipped files; `./mine.py` is a file of yours,
-`./mine.py:short` one callable in it. This file imports neither torch nor the plug-ins it lists.
+`./mine.py:short` one callable in it, `python:short` an object of the program that calls mmrl. This file imports neither torch nor
+the plug-ins it lists.
 """
 
 import ast
@@ -12,17 +13,22 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
-from mmrl.app.plugins.python_objects import PREFIX, STAGE, find_object
 from mmrl.runtime.blame import PLUGIN, describe, is_from_outside
 from mmrl.runtime.near import did_you_mean, link
 from mmrl.runtime.process_state import ProcessChangedError, process_state, refuse_change
 
+PREFIX = "python:"
+STAGE = "stage:"
+"""Begins the name of the rows that a stage of a chain has written: `data.use = "stage:pairs"`."""
+_OBJECTS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("_OBJECTS", default=MappingProxyType({}))
+"""Name -> object, as long as the call lasts that was given them."""
 REWARD_PACKAGES = ("math_verify", "onnxruntime", "pycocotools", "rapidfuzz", "rapidocr", "rapidocr_onnxruntime", "rouge_score")
 """Packages of the extra `rewards`."""
 MAYBE = (ast.If, ast.IfExp, ast.Try, ast.TryStar, ast.Match)
@@ -147,6 +153,38 @@ def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
     if kind == "rewards":
         refuse_missing_packages(file, name)
     return found
+
+
+@contextmanager
+def offer(objects: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let configs name these objects while inside, beside those of calls around this one."""
+    token = _OBJECTS.set({**_OBJECTS.get(), **objects})
+    try:
+        yield
+    finally:
+        _OBJECTS.reset(token)
+
+
+def find_object(use: str) -> Callable[..., Any]:
+    """The object that a config calls `python:<name>`; ValueError if it belonged to an ended program, or to another call."""
+    name, known = use.removeprefix(PREFIX), _OBJECTS.get()
+    if name not in known and use.startswith(STAGE):
+        raise ValueError(f"{use!r} is what a stage of a chain writes for later ones, and no stage before has this name")
+    if name not in known:
+        raise ValueError(
+            f"{use!r} was an object of a Python program, which a config cannot bring back: give it to mmrl.fit or mmrl.evaluate "
+            "again (output=the run's folder, resume=True), or write its file in the config (use = './mine.py:name')"
+        )
+    return known[name]
+
+
+def is_of_python(value: object) -> bool:
+    """Does a table name such an object, at any depth?"""
+    if isinstance(value, Mapping):
+        return any(map(is_of_python, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_of_python, value))
+    return isinstance(value, str) and value.startswith(PREFIX)
 
 
 def load_environment(spec: str) -> PlugIn:

@@ -36,7 +36,6 @@ NOTHING_ELSE = {"algorithm": {"preset": "sft"}, "data": {"use": "prompts"}}
 class Scorer:
     """Scores completions with a run's policy: {axis: s} for each (prompt, completion)."""
 
-    policy: TextPolicy
     axes: tuple[str, ...]
     held: HeldModel
 
@@ -50,10 +49,10 @@ class Scorer:
 
     def _some(self, rows: Sequence[tuple[Prompt, str]]) -> list[dict[str, float]]:
         requests = [Request(prompt, 1, i, role="injected", written=text) for i, (prompt, text) in enumerate(rows)]
-        with keep_random_state(), self.held.ready():
-            rollouts = self.policy.rollout(requests)
+        with keep_random_state(), self.held.ready() as net:
+            rollouts = net.policy.rollout(requests)
             readings = [Reading(SCORE + axis) for axis in self.axes]
-            found = self.policy.read(rollouts.trace, readings, rollouts.action_mask)
+            found = net.policy.read(rollouts.trace, readings, rollouts.action_mask)
         order = rollouts.group_ids.argsort()
         values = torch.stack([found[reading][:, 0] for reading in readings], dim=1)[order]
         return [dict(zip(self.axes, row, strict=True)) for row in values.tolist()]
@@ -79,7 +78,6 @@ class PolicyNet(nn.Module):
 class Judge:
     """Answers questions with a run's policy, sampled as the run's held-out prompts are."""
 
-    policy: TextPolicy
     sampling: Sampling | None
     held: HeldModel
 
@@ -89,8 +87,8 @@ class Judge:
 
     def _some(self, questions: Sequence[Prompt]) -> list[Sample]:
         requests = [Request(question, 1, i, seed=0) for i, question in enumerate(questions)]
-        with keep_random_state(), self.held.ready():
-            groups = self.policy.rollout(requests, self.sampling).groups
+        with keep_random_state(), self.held.ready() as net:
+            groups = net.policy.rollout(requests, self.sampling).groups
         return [group.samples[0] for group in sorted(groups, key=lambda group: group.id)]
 
 
@@ -116,8 +114,7 @@ def kept_of(run: Path, trusted: bool) -> dict[str, dict[str, Any]]:
 
 
 def axes_of(run: Path, trusted: bool = False) -> tuple[RunConfig, tuple[str, ...]]:
-    """The config of a run that trained a reward model, and the axes that it scores; ValueError where it trained none, and as
-    `config_of`."""
+    """The config of a run that trained a reward model, and the axes that it scores; ValueError where it trained none."""
     config = config_of(run, trusted)
     axes = config.policy.scores if isinstance(config.policy, TextPolicyConfig) else ()
     if not axes:
@@ -140,8 +137,7 @@ def load_reward_model(run: str | Path, step: int | None = None, device: str = "a
     """
     place = Path(run).expanduser()
     config, axes = axes_of(place, trust_remote_code)
-    held = hold_policy(place, config, step, device)
-    return Scorer(cast(PolicyNet, held.model).policy, axes, held)
+    return Scorer(axes, hold_policy(place, config, step, device))
 
 
 def load_judge(run: str | Path, step: int | None = None, device: str = "auto", trust_remote_code: bool = False) -> Judge:
@@ -159,8 +155,7 @@ def load_judge(run: str | Path, step: int | None = None, device: str = "auto", t
     """
     place = Path(run).expanduser()
     config = config_of(place, trust_remote_code)
-    held = hold_policy(place, config, step, device)
-    return Judge(cast(PolicyNet, held.model).policy, config.evaluation.sampling, held)
+    return Judge(config.evaluation.sampling, hold_policy(place, config, step, device))
 
 
 def hold_policy(run: Path, config: RunConfig, step: int | None, device: str) -> HeldModel:

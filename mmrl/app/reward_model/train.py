@@ -30,8 +30,7 @@ MOST_PAIRS = 2000
 def train_reward_model(given: TrainArguments) -> RunDir:
     """Train, score the held-out pairs, and print and keep the agreement; without any nothing is said about it.
 
-    Raises:
-        ValueError: another task than those of reward models, held-out rows that are no pairs, or what `train` raises.
+    Raises ValueError for another task than those of reward models, held-out rows that are no pairs, or what `train` raises.
     """
     task = str(given.task)
     if task not in SCORING:

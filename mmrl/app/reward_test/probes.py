@@ -77,9 +77,8 @@ def read_tasks(
 ) -> list[ProbeRow]:
     """All rows of a file or folder, of which a layout that is not ours is named to `say`, and read for `most` rows only.
 
-    Paths of pictures and clips start at `image_root`; None: at the source's folder.
-
-    Raises FileNotFoundError, or ValueError where several layouts fit, or listing the rows that cannot be read.
+    Paths of pictures and clips start at `image_root`; None: at the source's folder. Raises FileNotFoundError, or ValueError where
+    several layouts fit, or listing the rows that cannot be read.
     """
     found = None if layout is None and _holds_outputs(source) else foreign(source, layout)
     if found is not None:
@@ -212,10 +211,11 @@ def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], lis
     rng = random.Random(style.seed)
     tables = [text_probes(prompt, next_of_source(answered, i), style, rng) for i, prompt in enumerate(answered)]
     names = [name for name in tables[0] if all(name in table for table in tables)]
-    groups = [
-        Group(i, prompt, tuple(_sample_of(prompt, table[name]) for name in names))
-        for i, (prompt, table) in enumerate(zip(answered, tables, strict=True))
-    ]
+    groups = list[Group]()
+    for i, (prompt, table) in enumerate(zip(answered, tables, strict=True)):
+        sizes = () if (size := size_of(prompt)) is None else (size,)
+        samples = (Sample(table[name], tuple(table[name].encode()), media_sizes=sizes) for name in names)
+        groups.append(Group(i, prompt, tuple(samples)))
     return names, groups
 
 
@@ -325,11 +325,6 @@ def groups_of_drawings(prompts: Sequence[Prompt], size: tuple[int, int], seed: i
         pictures = (*smooth, Image.new("RGB", size, GREY), _noise(size, rng), _noise(size, rng))
         groups.append(Group(i, prompt, tuple(Sample(image=picture) for picture in pictures)))
     return [DRAWN, REDRAWN, BLANK, NOISE, MORE_NOISE], groups
-
-
-def _sample_of(prompt: Prompt, text: str) -> Sample:
-    size = size_of(prompt)
-    return Sample(text, tuple(text.encode()), media_sizes=() if size is None else (size,))
 
 
 def _random_box(box: Box, size: MediaSize | None, rng: random.Random) -> Box:

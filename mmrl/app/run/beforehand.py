@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, get_args
 
 from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.advantages.flow import StepRewards
@@ -41,13 +41,6 @@ from mmrl.training.ahead.lag import refuse_lag
 log = logging.getLogger("mmrl")
 FOR_SEEN = ("batch_size", "seed", "weights", "sampling", "num_steps", "guidance", "base_from")
 """Keys of [evaluation] by which a run without held-out prompts answers those that it has seen."""
-
-
-@runtime_checkable
-class AsksBefore(Protocol):
-    """A reward that looks, before a run starts, whether its files and servers are there."""
-
-    def ready(self) -> None: ...
 
 
 def contents(prompt: Prompt) -> tuple[object, ...]:
@@ -225,20 +218,16 @@ def check_environment(config: RunConfig, ranks: Ranks) -> None:
         raise ValueError(f"policy.kind is {modality_of(policy).name!r}, whose samples have no turns: remove [environment]")
     room, longest = environment.limits.tokens, policy.sampling.max_new_tokens
     refuse_views_and_replays(config, ranks)
-    if ranks.is_sharded:
-        raise ValueError(
-            "the weights are sharded, and all processes would have to write equally many turns: run [environment] on one GPU, or "
-            "on processes that each hold all weights"
-        )
-    if room < 2 * longest:
-        raise ValueError(
-            f"environment.limits.tokens is {room}, and two turns of policy.sampling.max_new_tokens = {longest} need "
-            f"{2 * longest}: raise the one or lower the other"
-        )
-    if environment.wave < 1 and config.deterministic:
-        raise ValueError(
-            f"environment.wave is {environment.wave:g}, and deterministic = true needs 1: slow worlds are waited for"
-        )
+    reasons = {
+        "the weights are sharded, and all processes would have to write equally many turns: run [environment] on one GPU, or on "
+        "processes that each hold all weights": ranks.is_sharded,
+        f"environment.limits.tokens is {room}, and two turns of policy.sampling.max_new_tokens = {longest} need {2 * longest}: "
+        "raise the one or lower the other": room < 2 * longest,
+        f"environment.wave is {environment.wave:g}, and deterministic = true needs 1: slow worlds are waited for": (
+            environment.wave < 1 and config.deterministic
+        ),
+    }
+    refuse_where("", reasons)
 
 
 def check_episode_cache(config: RunConfig) -> None:
@@ -387,7 +376,8 @@ def what_is_missing(function: object) -> str:
 def not_ready(function: object) -> Iterator[str]:
     """Sentences about the files, models and servers that a reward misses."""
     checks = [partial(refuse_missing_model, size.name) for size in function.models()] if isinstance(function, HoldsModels) else []
-    for check in (*checks, *([function.ready] if isinstance(function, AsksBefore) else ())):
+    ready = getattr(function, "ready", None)
+    for check in (*checks, *([ready] if callable(ready) else ())):
         try:
             check()
         except (OSError, ValueError, ModuleNotFoundError, UnavailableError) as error:

@@ -20,7 +20,7 @@ from mmrl.app.config.run import Resolved
 from mmrl.app.errors import is_for_people, sentence
 from mmrl.app.run.folder import RunDir
 from mmrl.core.ranks import Ranks
-from mmrl.runtime.blame import is_from_outside, place_of
+from mmrl.runtime.blame import is_from_outside, place_of, refuse_where
 
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: one may download a model, or wait for a slow reward."""
@@ -83,17 +83,14 @@ def check_launch(accelerator: Any, environment: Mapping[str, str]) -> None:
                 f"{engine} was asked for, but accelerate ignores it {where}, so nothing would be sharded: "
                 f"start without {engine} (configs/accelerate/ddp.yaml), or on several accelerators"
             )
-    if accelerator.mixed_precision != "no":
-        raise ValueError(
-            f"accelerate was asked for mixed precision {accelerator.mixed_precision!r}, which config.toml would not know of: "
-            "set mixed_precision to no, and policy.dtype = 'bfloat16' in the config"
-        )
-    if accelerator.gradient_accumulation_steps != 1:
-        raise ValueError(
-            "accelerate was asked for gradient_accumulation_steps = "
-            f"{accelerator.gradient_accumulation_steps}, which would divide every gradient by it: set it to 1; mmrl cuts batches "
-            "to `micro_batch` by itself"
-        )
+    mixed, parts = accelerator.mixed_precision, accelerator.gradient_accumulation_steps
+    reasons = {
+        f"mixed precision {mixed!r}, which config.toml would not know of: set mixed_precision to no, and policy.dtype = "
+        "'bfloat16' in the config": mixed != "no",
+        f"gradient_accumulation_steps = {parts}, which would divide every gradient by it: set it to 1; mmrl cuts batches to "
+        "`micro_batch` by itself": parts != 1,
+    }
+    refuse_where("accelerate was asked for ", reasons)
 
 
 def is_on(environment: Mapping[str, str], name: str) -> bool:

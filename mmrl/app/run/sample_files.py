@@ -85,7 +85,7 @@ def sample_lines(
             "text": prompt.text,
             "answer": as_json(prompt.answer, fallback=str),
             "box_space": box_space,
-            "columns": {name: as_json(value) for name, value in prompt.columns.items() if is_json(value)},
+            "columns": {name: x for name, value in prompt.columns.items() if (x := as_json(value)) is not None or value is None},
             "media": [store(folder, media) for media in prompt.media],
         }
         for index, sample in enumerate(group.samples):
@@ -375,10 +375,6 @@ def image_bytes(picture: Image.Image, most: int | None = MAX_SIDE) -> tuple[byte
         return buffer.getvalue(), ".png"
     picture.save(buffer, "JPEG", quality=88)
     return buffer.getvalue(), ".jpg"
-
-
-def is_json(value: object) -> bool:
-    return as_json(value) is not None or value is None
 
 
 def as_json(value: Any, fallback: Any = None) -> Any:

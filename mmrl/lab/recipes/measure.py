@@ -16,7 +16,7 @@ from mmrl.app.config.run import Resolved, without_engine
 from mmrl.app.errors import Terminal
 from mmrl.app.files import json_text, replace_text
 from mmrl.app.modality.registry import PolicyConfig, modality_of
-from mmrl.app.plugins.python_objects import STAGE
+from mmrl.app.plugins.resolve import STAGE
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
 from mmrl.app.report.words import table
 from mmrl.app.run.build import held_out_prompts, load_rewards, named_reward, with_local_model

@@ -20,7 +20,7 @@ from mmrl.app.api.notebook import Html, NotebookProgress, in_notebook
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.config.algorithm import assemble
 from mmrl.app.plugins.catalog import find_config
-from mmrl.app.plugins.python_objects import find_object, is_of_python, offer
+from mmrl.app.plugins.resolve import find_object, is_of_python, offer
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.policies.text.settings import Sampling

@@ -130,3 +130,17 @@ def test_show_knows_the_range_of_every_number():
     assert numeric <= ranges.keys()
     assert ranges["reward.1.slope"] == "0 to 1048576"
     assert ranges["algorithm.objective.0.low"] == "0 to 1"
+
+
+@pytest.mark.parametrize(("name", "value"), [("tiny/image", "[[]]"), ("tiny/image", "{}"), ("tiny/flow", "[]")])
+def test_a_value_is_taken_or_refused(name: str, value: str):
+    """Whatever a key is set to, a config resolves or is refused in a sentence."""
+    strange: dict[str, str] = {}
+    for key, _, _ in load(name).rows():
+        try:
+            load(name, [f"{key}={value}"])
+        except (ValueError, OSError, ModuleNotFoundError):
+            continue
+        except Exception as error:  # noqa: BLE001 - that is what is looked for
+            strange[key] = repr(error)
+    assert strange == {}

@@ -6,15 +6,22 @@ from pathlib import Path
 import pytest
 
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.ema_decay import SteadyDecay
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.presets import PRESETS as EVERY
+from mmrl.algorithms.views import MaskPatches
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
+from mmrl.app.config.algorithm import presets
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.slots import kinds
-from mmrl.app.inspect.show import parts
+from mmrl.app.inspect.show import description, parts
+from mmrl.app.plugins.catalog import catalog
+from mmrl.app.run.build import build
 from mmrl.app.toml.tables import Table
+from mmrl.policies.shared.weights import USUAL_DECAY
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from tests.support.each import for_each
 from tests.support.presets import TEXT as PRESETS
@@ -174,3 +181,30 @@ def test_overrides_are_toml_or_bare_strings():
     for word in ("a.b=1e-3", "a.c=[1, 2]", "a.d=true", "a.e=Qwen/Qwen2.5-VL", 'a.f="3"', "a.g=x=y"):
         table.override(word)
     assert table.values == {"a": {"b": 1e-3, "c": [1, 2], "d": True, "e": "Qwen/Qwen2.5-VL", "f": "3", "g": "x=y"}}
+
+
+def test_presets_are_listed_and_shown():
+    listed = {one.name: one.summary for one in catalog("algorithms")}
+    assert set(VIDEO) <= set(listed)
+    assert set(VIDEO) <= set(presets())
+    assert listed["tw_grpo"].endswith("(arXiv:2505.24718)")
+    text = description("deepvideo_r1", ["algorithm.planner.window=50"])
+    assert "algorithm.planner.window" in text and "AdvantageRegression" in text
+    assert "planner.memory" not in text
+
+
+def test_views_are_settings_of_their_parts():
+    algorithm = configs.load("tiny/image", ["algorithm.preset=papo", "algorithm.objective.2.view.patch=28"]).config.algorithm
+    assert algorithm.algorithm.views == {"masked": MaskPatches(patch=28)}
+    assert algorithm.label == "papo + objective.2.view"
+    own = configs.load("tiny/image", ["algorithm.planner.kind=DifficultyAware", "algorithm.planner.window=7"]).config.algorithm
+    assert own.algorithm.planner == DifficultyAware(window=7)
+    assert own.label == "grpo + planner"
+
+
+@pytest.mark.parametrize("preset", ["t_grpo", "papo", "grpo_care"])
+def test_the_policy_gets_views_and_shadows(preset: str):
+    job = build(configs.load("tiny/image", [f"algorithm.preset={preset}", "policy.model=tiny:qwen3_vl"]))
+    assert set(job.policy.views) == set(VIDEO[preset].views)  # type: ignore[attr-defined]
+    assert job.policy.shadows == VIDEO[preset].shadows
+    assert job.policy.ema_decay == (SteadyDecay(0.9995) if preset == "grpo_care" else USUAL_DECAY)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmrl.app.commands.train import run_training
+from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.export.export import export
@@ -100,3 +100,27 @@ def test_every_method_takes_two_steps(make: Make, name: str):
     job = build(with_preset(make, name, "policy.model=tiny:ltx2", "policy.guidance=2.0", "policy.sound=true", *SIZES, rewards))
     for metrics in train_steps(job, 2):
         assert math.isfinite(metrics["reward/total"])
+
+
+def test_a_line_trains_draws_and_exports_sounds(tmp_path: Path):
+    rows = [{"prompt": "a hum", "band": [0, 3], "span": [0.25, 0.75]}, {"prompt": "a bell", "band": [3, 8], "span": [0, 0.5]}]
+    for name in ("train", "test"):
+        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model = str(build_tiny("stable_audio3", tmp_path / "model"))
+    few = ["steps=1", "algorithm.group_size=2", "prompts_per_step=2", "policy.seconds=1.0", "evaluation.num_prompts=1"]
+    words = [*few, "policy.lora={rank = 2}"]
+    run = train(TrainArguments(words, "t2a", model, "train.jsonl", ["band_energy", "onset_iou"]))
+    line = json.loads(run.samples_file("train", 1).read_text().splitlines()[0])
+    assert heard(run.samples / line["sound"]["sound"]) == (16, 2, 16)
+    assert set(line["scores"]) == {"band_energy", "onset_iou"} and line["image"] is None and line["video"] is None
+    assert "data:audio/wav;base64," in run.report_file.read_text()
+    facts = draw(run.path, "a hum", out=Path("hum.wav"))
+    assert heard(Path("hum.wav")) == (16, 2, 16) and facts["rate"] == facts["samples"] == 16
+    with pytest.raises(ValueError, match=r"\.wav"):
+        draw(run.path, "a hum", out=Path("hum.png"))
+    folder = export(run.path, tmp_path / "out")
+    card = (folder / "README.md").read_text()
+    assert "pipeline_tag: text-to-audio" in card and "1 s, " in card
+    scope: dict[str, Any] = {}
+    exec(card.split("```python\n")[1].split("```")[0].replace("THIS_FOLDER", str(folder)), scope)
+    assert any("lora_" in name for name, _ in scope["pipeline"].transformer.named_parameters())

@@ -338,3 +338,15 @@ def test_every_name_in_the_table_is_found():
     for name, sizes in CARD_SIZES.items():
         for size in sizes:
             assert 0.9 * size < gigabytes_of(name if len(sizes) == 1 else f"{name}-{size}") < size
+
+
+@pytest.mark.usefixtures("empty_desk")
+def test_copies_on_the_cpu_leave_the_card_and_are_told_of_the_host():
+    words, kept = ["algorithm.preset=grpo", "data.size=8"], "weights kept beside: ref"
+    near, far = (draw_up(configs.load("tiny/image", [*words, f"policy.copies_on={at}"])).memory for at in ("device", "cpu"))
+    size = near.stays[kept]
+    assert size > 0 and kept not in far.stays and kept not in near.host
+    assert far.host[kept] == size
+    # the live weights are put aside there, too, while the reference is looked through
+    assert near.phases["read"] - far.phases["read"] == size
+    assert near.peak - far.peak >= size

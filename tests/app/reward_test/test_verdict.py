@@ -129,13 +129,6 @@ def findings(
     return examine("it", reward, *probes.text_groups(prompts, style), counted)
 
 
-@pytest.mark.parametrize("fault", BOX_FAULTS)
-def test_seeded_faults_of_box_rewards_are_named(fault: str):
-    reward, message = BOX_FAULTS[fault]
-    faults = "\n".join(findings(reward, box_prompts()).faults)
-    assert re.search(message, faults), faults
-
-
 def test_faults_of_number_rewards_are_named():
     def whole(text: str, prompt: Prompt) -> float:
         return float(text.isdigit() and float(text) == prompt.answer)
@@ -153,7 +146,7 @@ def _number(text: str) -> float | None:
 def test_shipped_box_rewards_pass(name: str):
     for space in ("norm1000", "norm1"):
         found = findings(load(name, "rewards")(space=space), box_prompts(), probes.Style(space))
-        assert not found.faults
+        assert not found.faults and found.picklable
 
 
 def test_a_reward_that_says_it_needs_no_answer_may_judge_form(tmp_path: Path):
@@ -191,13 +184,6 @@ PICTURE_FAULTS: dict[str, tuple[Function, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", PICTURE_FAULTS)
-def test_seeded_faults_of_picture_rewards_are_named(fault: str):
-    reward, message = PICTURE_FAULTS[fault]
-    found = examine("it", reward, *probes.image_groups(picture_tasks(), 0))
-    assert any(message in line for line in found.faults), found.faults
-
-
 def test_good_picture_rewards_pass_and_blind_ones_are_noted():
     groups = probes.image_groups(picture_tasks(), 0)
     assert not examine("it", lambda g: [fits(s.image, g.prompt) for s in g.samples], *groups).faults
@@ -215,11 +201,20 @@ DRAWN_FAULTS: dict[str, tuple[Function, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", DRAWN_FAULTS)
-def test_faults_show_on_drawn_pictures_where_nobody_has_real_ones(fault: str):
-    reward, message = DRAWN_FAULTS[fault]
-    found = examine("it", reward, *probes.groups_of_drawings([Prompt("a", "x"), Prompt("b", "y")], (24, 16)))
-    assert any(message in line for line in found.faults), found.faults
+FAULTS = {
+    "boxes": (BOX_FAULTS, lambda: probes.text_groups(box_prompts(), probes.Style())),
+    "pictures": (PICTURE_FAULTS, lambda: probes.image_groups(picture_tasks(), 0)),
+    "drawn": (DRAWN_FAULTS, lambda: probes.groups_of_drawings([Prompt("a", "x"), Prompt("b", "y")], (24, 16))),
+}
+
+
+@pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind, (faults, _) in FAULTS.items() for fault in faults])
+def test_seeded_faults_are_named(kind: str, fault: str):
+    """On boxes, on pictures, and on drawn ones where nobody has real ones."""
+    faults, groups = FAULTS[kind]
+    reward, message = faults[fault]
+    found = "\n".join(examine("it", reward, *groups()).faults)
+    assert re.search(message, found), found
 
 
 def test_drawn_pictures_have_the_size_asked_for_and_show_how_far_scores_spread():
@@ -235,6 +230,7 @@ def test_a_wide_range_beside_narrow_ones_is_a_fault():
     narrow = findings(per_text(best_iou), box_prompts())
     compare_ranges([wide, narrow])
     assert not narrow.faults and "its range is 0 to 10" in wide.faults[0]
+    assert not narrow.picklable, "a lambda"
 
 
 @for_each("weight, others", [(0.1, 1.0), (0.01, 1.0), (0.0, 1.0), (-0.1, 1.0), (1.0, 0.0)])
@@ -244,11 +240,6 @@ def test_ranges_are_judged_as_they_count(weight, others):
     narrow = findings(per_text(best_iou), box_prompts(), counted=lambda score: others * score)
     compare_ranges([wide, narrow])
     assert not narrow.faults and not wide.faults and (weight == 1.0 or not any("drowns" in one for one in wide.warnings))
-
-
-def test_a_lambda_cannot_be_pickled_and_a_part_can():
-    assert not findings(per_text(best_iou), box_prompts()).picklable
-    assert findings(load("iou", "rewards")(space="norm1000"), box_prompts()).picklable
 
 
 def test_local_and_served_scores_agree_and_a_difference_is_said():
@@ -306,22 +297,12 @@ def test_score_reads_completions_and_counts_what_has_no_score(tmp_path: Path, ca
         {"prompt": "how?", "answer": "4", "completions": ["<think>a</think><answer>4</answer>", "5"]},
         {"prompt": "why?", "answer": "x", "completion": "<answer>x</answer>"},
     ]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    assert [len(task.samples) for task in read_tasks(file)] == [2, 1]
-    tools.score("format", ["template=think"], str(file))
+    file = rows_file(tmp_path, rows)
+    assert [len(task.samples) for task in read_tasks(Path(file))] == [2, 1]
+    tools.score("format", ["template=think"], file)
     assert "3 scored" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [({"image": "a.png"}, "holds the prompt"), ({"prompt": "p", "image": "none.png"}, "none.png"), ({}, "holds the prompt")],
-)
-def test_rows_that_cannot_be_scored_are_named(row: dict[str, str], message: str, tmp_path: Path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps(row))
-    with pytest.raises(ValueError, match=rf"rows\.jsonl:1.*{message}"):
-        read_tasks(file)
+    with pytest.raises(ValueError, match="iou scored none of the 1 outputs"):
+        tools.score("iou", [], rows_file(tmp_path, [{"prompt": "what?", "answer": "x", "completion": "x"}]))
 
 
 def rows_file(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -410,10 +391,19 @@ def test_a_served_reward_is_tested_by_its_address(tmp_path: Path, capsys: pytest
         )
 
 
-@pytest.mark.parametrize("spans", [[[1.0]], [3.0, 1.0], "1-2", [], [["a", "b"]]])
-def test_spans_that_are_none_are_named(spans: Any, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"rows\.jsonl:1.*spans are .*pairs of seconds"):
-        read_tasks(Path(rows_file(tmp_path, [{"prompt": "when?", "spans": spans}])))
+NO_SPANS = ([[1.0]], [3.0, 1.0], "1-2", [], [["a", "b"]])
+NO_ROWS = [
+    ({"image": "a.png"}, "holds the prompt"),
+    ({"prompt": "p", "image": "none.png"}, "none.png"),
+    ({}, "holds the prompt"),
+    *(({"prompt": "when?", "spans": spans}, "spans are .*pairs of seconds") for spans in NO_SPANS),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), NO_ROWS)
+def test_rows_that_cannot_be_scored_are_named(row: dict[str, Any], message: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:1.*{message}"):
+        read_tasks(Path(rows_file(tmp_path, [row])))
 
 
 def test_too_few_prompts_are_told_from_a_reward_that_is_wrong():
@@ -446,9 +436,3 @@ def test_a_real_picture_reward_passes_and_the_same_one_without_its_prompt_is_not
     assert not found.faults and not any("prompt" in note for note in found.warnings)
     blind = examine("blind", lambda g: proxy(Group(g.id, Prompt("x", "a cat"), g.samples)), *groups)
     assert any("does not look at the prompt" in note for note in blind.warnings)
-
-
-def test_scoring_nothing_is_an_error(tmp_path: Path):
-    data = rows_file(tmp_path, [{"prompt": "what?", "answer": "x", "completion": "x"}])
-    with pytest.raises(ValueError, match="iou scored none of the 1 outputs"):
-        tools.score("iou", [], data)
