@@ -36,8 +36,7 @@ from mmrl.app.run.beforehand import (
     unknown_space,
 )
 from mmrl.app.run.folder import SEEN, RunDir
-from mmrl.app.run.services import AccelerateTrackers
-from mmrl.app.run.trackers import JsonlTracker, Losses, Progress, StepSpans
+from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Losses, Progress, StepSpans
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks

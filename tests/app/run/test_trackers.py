@@ -23,8 +23,7 @@ from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.build import build_records, on_the_terminal
 from mmrl.app.run.folder import RunDir, also_split, read_lines
 from mmrl.app.run.sample_files import frames_of, store
-from mmrl.app.run.services import AccelerateTrackers
-from mmrl.app.run.trackers import JsonlTracker, Losses, Progress, figures, flat
+from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Losses, Progress, figures, flat
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Segment, segments_of
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status
