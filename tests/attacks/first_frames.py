@@ -92,14 +92,6 @@ ATTACKS = [
     refused("a first frame that ends in the middle", {**ROW, "image": "cut.png"}, "cut.png", make=cut),
     refused("a clip in place of a first frame", {**ROW, "image": "clip.mp4"}, "clip.mp4", make=clip),
     refused("two first frames", {**ROW, "images": ["good.png", "good.png"]}, "2 pictures", "takes prompts with 1"),
-    refused("a first frame alone", GOOD, "policy.frames is 1", "follows a first frame", settings=("policy.frames=1",)),
-    refused(
-        "an area of its own for a first frame",
-        GOOD,
-        "policy.source_pixels",
-        "size of its clip",
-        settings=("policy.source_pixels=256",),
-    ),
     refused(
         "first frames for a model that draws from text",
         GOOD,

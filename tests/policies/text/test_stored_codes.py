@@ -1,10 +1,9 @@
 """Folders that others quantized by bitsandbytes are read as they are: the same codes, without the package."""
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +14,10 @@ from mmrl.policies.shared.quantized.layer import digest, nf4_layers
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import QuantizedSettings
+from tests.attacks import codes, models
+from tests.attacks.models import Damage
 from tests.policies.text.test_quantized import LORA, in_4_bits, with_adapter
-from tests.support.stored_codes import change_weights, store_codes
+from tests.support.stored_codes import store_codes
 from tests.support.text_policies import logprobs, make, mixed
 
 LAYERS = r"^(?!.*visual).*layers\.\d+\..*_proj\.weight$"
@@ -44,20 +45,8 @@ def test_an_adapter_is_merged_into_what_stored_codes_stand_for(tiny, tmp_path: P
     torch.testing.assert_close(logprobs(policy, rollouts), logprobs(make(str(tmp_path / "merged")), rollouts), atol=1e-5, rtol=0)
 
 
-def nan_scales(found: dict[str, Tensor], name: str) -> None:
-    found[f"{name}.nested_absmax"][0] = torch.nan
-
-
-def units(found: dict[str, Tensor], name: str, value: float) -> None:
-    found[f"{name}.nested_absmax"][0] = value
-
-
 def other_values(found: dict[str, Tensor], name: str) -> None:
     found[f"{name}.quant_map"] = found[f"{name}.quant_map"].flip(0).contiguous()
-
-
-def no_scales(found: dict[str, Tensor], name: str) -> None:
-    del found[f"{name}.absmax"]
 
 
 def few_codes(found: dict[str, Tensor], name: str) -> None:
@@ -68,44 +57,31 @@ def other_kind(found: dict[str, Tensor], name: str) -> None:
     found[f"{name}.quant_state.bitsandbytes__fp4"] = found.pop(f"{name}.quant_state.bitsandbytes__nf4")
 
 
-def describe(found: dict[str, Tensor], name: str, **words: object) -> None:
-    state = f"{name}.quant_state.bitsandbytes__nf4"
-    said = {**json.loads(bytes(found[state].tolist())), **words}
-    found[state] = torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
+def spoilt(change: Callable[[dict[str, Tensor], str], object]) -> Damage:
+    return partial(models.change, models.M, partial(change, name=models.Q))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (partial(describe, dtype="save"), r"q_proj\.weight\S* does not describe a weight in 4 bits"),
-        (partial(describe, nested_offset="wide"), r"q_proj\.weight\S* says no nested_offset"),
-        (nan_scales, r"q_proj\.weight has scales that are NaN or infinite"),
-        (partial(units, value=-0.1), r"q_proj\.weight has scales from -0\.1 to .*, and those of weights are from 0 to 65504"),
-        (partial(units, value=3e38), r"q_proj\.weight has scales from .* to 3e\+38, and those of weights"),
-        (partial(describe, nested_offset=-2.0), r"q_proj\.weight has scales from -2 to"),
-        (
-            partial(describe, shape=[64, 16]),
-            r"q_proj\.weight is stored as 64 x 16 weights in 4 bits, and the model's is 32 x 32",
-        ),
-        (other_values, r"q_proj\.weight has codes that stand for other values"),
-        (no_scales, r"q_proj\.weight\.absmax is missing"),
-        (
-            few_codes,
-            r"q_proj\.weight has codes, scales and units of sizes \(511, 16, 1\), where 32 x 32 weights need \(512, 16, 1\)",
-        ),
-        (other_kind, r"q_proj\.weight is in FP4, and NF4 is read"),
-    ],
-)
-def test_codes_that_are_not_as_they_should_be_are_refused_by_name(tiny, spoil: Any, said: str, tmp_path: Path):
-    folder = store_codes(tiny("qwen3_vl"), tmp_path / "qwen3_vl", LAYERS)
+CASES: dict[str, tuple[tuple[str, ...], Damage, bool]] = {
+    **codes.CODES,
+    "an offset below 0": (
+        ("has scales from -2 to",),
+        partial(models.change, models.M, codes.describe({"nested_offset": -2.0})),
+        True,
+    ),
+    "other values": (("has codes that stand for other values",), spoilt(other_values), True),
+    "few codes": (("of sizes (511, 16, 1), where 32 x 32 weights need (512, 16, 1)",), spoilt(few_codes), True),
+    "another kind": (("is in FP4, and NF4 is read",), spoilt(other_kind), True),
+}
 
-    def change(found: dict[str, Tensor], spoil: Any) -> dict[str, Tensor]:
-        spoil(found, next(name for name in sorted(found) if name.endswith("q_proj.weight")))
-        return found
 
-    change_weights(folder, partial(change, spoil=spoil))
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize("case", CASES)
+def test_codes_that_are_not_as_they_should_be_are_refused_by_name(tiny, case: str, tmp_path: Path):
+    words, damage, double = CASES[case]
+    folder = store_codes(tiny("qwen2_5_vl"), tmp_path / "model", r"model\.layers\..*proj\.weight", double)
+    damage(folder)
+    with pytest.raises(ValueError, match=r"policy\.model") as caught:
         make(str(folder), lora=LORA)
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_a_file_cut_short_and_weights_that_would_train_are_refused(tiny, tmp_path: Path):

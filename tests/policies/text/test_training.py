@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Request
 from mmrl.policies.text.policy import LoraSettings, Sampling
@@ -85,21 +84,6 @@ def test_the_average_follows_with_its_decay(tiny):
     read = policy.read(moved.trace, [EMA_LOGPROBS], moved.action_mask)[EMA_LOGPROBS]
     torch.testing.assert_close(moved.recorded[ROLLOUT_LOGPROBS], read, atol=FP32_BOUND, rtol=0)
     assert (read - logprobs(policy, moved).detach()).abs().max() > 1e-3
-
-
-def test_a_checkpoint_without_a_number_of_updates_is_loaded(tiny):
-    """Text policies saved none when averages could only follow at a constant rate."""
-    policy = make(tiny("qwen3_vl"), {"ref", "ema"}, ema_decay=RampDecay(slope=0.2))
-    rollouts = policy.rollout(mixed())
-    step(policy, rollouts)
-    state = policy.state_dict()
-    values = policy.read(rollouts.trace, [REF_LOGPROBS, EMA_LOGPROBS], rollouts.action_mask)
-    assert state.pop("num_updates") == 1
-    fresh = make(tiny("qwen3_vl"), {"ref", "ema"}, ema_decay=RampDecay(slope=0.2))
-    fresh.load_state_dict(state)
-    again = fresh.read(rollouts.trace, [REF_LOGPROBS, EMA_LOGPROBS], rollouts.action_mask)
-    assert all(torch.equal(again[reading], values[reading]) for reading in values)
-    assert fresh.weights.num_updates == 0
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
