@@ -32,11 +32,13 @@ from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load
 from mmrl.app.run.context import RUNS, distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of, strip
+from mmrl.core.ranks import Ranks
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Rollouts, Scores, Status
+from mmrl.core.types import Rollouts, Status
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.blame import UnavailableError
 from mmrl.training.collect import Collected, Collector
+from mmrl.training.measure import reward_metrics
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 from mmrl.training.watch.ratio_gate import Gap
 
@@ -254,29 +256,22 @@ def look_at_ratio(job: Job, rollouts: Rollouts, found: CheckLines) -> None:
 def look_at_rewards(collected: Collected, found: CheckLines) -> None:
     """Every weighted reward answers, and samples of a group differ in it."""
     scores, ids = collected.scores, collected.rollouts.group_ids
+    metrics = reward_metrics(scores, collected.rollouts, collected.tables, Ranks())
     for k, name in enumerate(scores.names):
-        share = {kind: float((scores.status[:, k] == kind).float().mean()) for kind in Status}
         values = torch.where(scores.status[:, k] == Status.OK, scores.values[:, k], math.nan)
-        said = f"mean {float(values.nanmean()):.3f}, spread inside groups {spread(values, ids):.3f}"
-        said += "".join(f", {share[kind]:.0%} {text}" for kind, text in MISSING.items() if share[kind])
-        unparsed = [
-            parts[f"{name}/unparsed"]
-            for table in collected.tables.values()
-            for parts in table.parts
-            if parts.get(f"{name}/unparsed")
-        ]
-        said += f", {len(unparsed) / len(scores.values):.0%} of the samples unparsed" if unparsed else ""
+        failed, missing, unparsed = (metrics.get(f"reward/{name}/{what}", 0.0) for what in ("failed", "na", "unparsed"))
+        shares = (missing, "None"), (failed, "failed"), (unparsed, "of the samples unparsed")
+        said = f"mean {metrics[f'reward/{name}']:.3f}, spread inside groups {spread(values, ids):.3f}"
+        said += "".join(f", {share:.0%} {text}" for share, text in shares if share)
         weighted = bool(scores.weights[k] != 0)
-        if share[Status.FAILED] and weighted:
+        if failed and weighted:
             found.add(f"reward {name}", f"{said}: find out why it fails with mmrl reward test", "FAIL")
-        elif share[Status.NA] == 1 and weighted:
+        elif missing == 1 and weighted:
             found.add(f"reward {name}", f"{said}: it applies to none of these prompts, remove it or fix its columns", "FAIL")
         else:
             found.add(f"reward {name}", said, "note" if unparsed else "ok")
-    flat = alike(scores, ids)
-    if flat:
-        said = f"in {flat} of {len(ids.unique())} groups all samples have the same total: nothing is learned from them"
-        found.add("spread", said, "note")
+    if (flat := metrics["reward/no_spread"]) > 0:
+        found.add("spread", f"in {flat:.0%} of the groups all samples have the same total: nothing is learned from them", "note")
 
 
 def look_at_demonstrations(job: Job, config: RunConfig, found: CheckLines) -> None:
@@ -309,20 +304,11 @@ def look_at_demonstrations(job: Job, config: RunConfig, found: CheckLines) -> No
             found.add("demonstrations", said + remedy, "note" if taught > 0 else "FAIL")
 
 
-MISSING = {Status.NA: "None", Status.FAILED: "failed"}
-
-
 def spread(values: torch.Tensor, ids: torch.Tensor) -> float:
     """Mean over groups of the deviation inside, NaN where there is none."""
     known = [values[(ids == id) & ~values.isnan()] for id in ids.unique()]
     found = [float(x.std(correction=0)) for x in known if len(x)]
     return sum(found) / len(found) if found else math.nan
-
-
-def alike(scores: Scores, ids: torch.Tensor) -> int:
-    """Groups whose totals do not differ."""
-    total = scores.total()
-    return sum(bool((total[ids == id] == total[ids == id][0]).all()) for id in ids.unique())
 
 
 def look_at_samples(rollouts: Rollouts, found: CheckLines) -> None:
