@@ -3,7 +3,8 @@
 import signal
 import threading
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -94,6 +95,15 @@ def refuse_where(said: str, reasons: Mapping[str, bool], remedy: str = "") -> No
     for reason, holds in reasons.items():
         if holds:
             raise ValueError(f"{said}{reason}{remedy}")
+
+
+@contextmanager
+def about(place: str) -> Iterator[None]:
+    """A block whose ValueErrors are about a place, with which they begin from then on."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
 
 
 def describe(error: BaseException) -> str:

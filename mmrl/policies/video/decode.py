@@ -12,6 +12,7 @@ from mmrl.answers.spans.displays import beyond_turns
 from mmrl.answers.spans.timelines import MissingError, Timeline, by_pyav, read_timeline, sequence
 from mmrl.core.samples import VIDEO, Video, kind_of
 from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, choose, nearest
+from mmrl.runtime.blame import about
 from mmrl.runtime.disk import sha256_of
 from mmrl.runtime.pictures import open_upright
 
@@ -48,11 +49,9 @@ def fetch(video: Video, rule: FrameRule, hashed: bool = True) -> Frames:
         timeline = sequence_timeline(video, rule)
         name, read = f"the sequence {video.source[0]!r} ...", lambda indices: pictures(video.source, indices, rule.budget)
         digest = "".join(sha256_of(source) for source in video.source) if hashed else ""
-    try:
+    with about(name):
         chosen = choose(timeline, video, rule)
         pixels = read(chosen.indices)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
     times = tuple(timeline.times[i] - chosen.start for i in chosen.indices)
     return Frames(pixels, times, chosen.step, chosen.seconds, timeline.fps, digest)
 
@@ -199,10 +198,8 @@ def frames_to_take(video: Video, frames: int, fps: float | None, name: str) -> t
     label = f"{name}: the clip {str(video.source)!r}"
     timeline = read_timeline(video.source)
     fps = timeline.fps if fps is None else fps
-    try:
+    with about(label):
         inside = timeline.inside(*timeline.part(video.start, video.end))
-    except ValueError as error:
-        raise ValueError(f"{label}: {error}") from None
     if timeline.fps < fps * (1 - CLOSE_RATE):
         raise ValueError(
             f"{label} shows {timeline.fps:.4g} frames a second, and the policy draws {fps:.4g}: set policy.fps = "

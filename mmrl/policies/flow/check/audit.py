@@ -11,6 +11,7 @@ from mmrl.policies.flow.prompt.encode import key_of
 from mmrl.policies.flow.read.evaluate import of_the_schedule
 from mmrl.policies.flow.sizes import Size, size_text
 from mmrl.policies.flow.trace import FlowTrace
+from mmrl.runtime.blame import about
 
 
 def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
@@ -20,8 +21,7 @@ def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
     check_latents(policy, trace)
     refuse_deterministic(rollouts, trace)
     for row, (group, sample) in enumerate(rollouts.samples()):
-        place = name_of(rollouts, row)
-        try:
+        with about(name_of(rollouts, row)):
             check_row(rollouts, trace, row)
             size = trace.sigma_tables[int(trace.course_index[row])].size
             if size != (asked := policy.family.size_of(group.prompt)):
@@ -31,8 +31,6 @@ def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
             if policy.family.rate is not None:
                 check_sound(sample, policy.family.at(size))
             check_condition(policy, trace, row, group.prompt)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
 
 
 def name_of(rollouts: Rollouts, row: int) -> str:

@@ -20,12 +20,11 @@ from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, check_media, name_in_file, videos_of
 from mmrl.policies.text.trace import Inset, TextTrace, append
-from mmrl.policies.text.write.episodes import check_observation, stop_of, with_key
-from mmrl.policies.text.write.observe import inset_of, observe, pictures_of
+from mmrl.policies.text.write.episodes import check_observation, inset_of, observe, pictures_of, stop_of, with_key
 from mmrl.policies.text.write.rollout import split_turns
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.input import without_changes
-from mmrl.runtime.blame import UnavailableError, describe, is_from_outside
+from mmrl.runtime.blame import UnavailableError, about, describe, is_from_outside
 
 KEPT = 0.9
 """The share of a text's letters that tokens must give back, where a tokenizer does not give back all."""
@@ -48,10 +47,8 @@ def audit(trace: TextTrace) -> None:
     Raises ValueError, naming the prompt.
     """
     for prompt in trace.prompts:
-        try:
+        with about(name_of(prompt)):
             check_media(trace.family, prompt.token_ids, prompt.media)
-        except ValueError as error:
-            raise ValueError(f"{name_of(prompt)}: {error}") from None
     forbidden = {trace.family.image_token_id, *trace.media_token_ids}
     insets = trace.insets or [()] * len(trace)
     rows = zip(trace.prompt_index.tolist(), trace.tokens, trace.lengths.tolist(), insets, strict=True)
@@ -81,34 +78,30 @@ def audit_rollouts(policy: TextHost, rollouts: Rollouts) -> None:
     trace = trace.compact()
     audit(trace)
     for prompt in trace.prompts:
-        try:
+        with about(name_of(prompt)):
             check_positions(policy, prompt)
             check_text(policy, prompt)
-        except ValueError as error:
-            raise ValueError(f"{name_of(prompt)}: {error}") from None
     mask = rollouts.action_mask
     for row, (group, sample) in enumerate(rollouts.samples()):
         prompt = trace.prompts[int(trace.prompt_index[row])]
         place = f"{name_of(prompt)}, sample {int(rollouts.sample_ids[row])} of group {group.id}"
-        if prompt.prompt_id != group.prompt.id:
-            raise ValueError(f"{place}: the row answers prompt {group.prompt.id!r}, but its record shows the model another one")
-        tokens = trace.tokens[row, : trace.lengths[row]].tolist()
-        check_sample(policy, place, sample, tokens)
-        own = [turn >= 0 for turn in turn_ids(sample.segments)]
-        if mask[row].tolist() != own + [False] * (mask.shape[1] - len(own)):
-            raise ValueError(
-                f"{place}: the action mask is True at {int(mask[row].sum())} places, not at the first {len(tokens)}"
-                f"{but_for(sample.segments)}, where the completion's tokens stand: masks must not be shifted or padded at their "
-                "start"
-            )
-        check_noted(place, rollouts, trace, row)
-        if sample.turns:
-            insets = trace.insets[row] if trace.insets else ()
-            try:
+        with about(place):
+            if prompt.prompt_id != group.prompt.id:
+                raise ValueError(f"the row answers prompt {group.prompt.id!r}, but its record shows the model another one")
+            tokens = trace.tokens[row, : trace.lengths[row]].tolist()
+            check_sample(policy, sample, tokens)
+            own = [turn >= 0 for turn in turn_ids(sample.segments)]
+            if mask[row].tolist() != own + [False] * (mask.shape[1] - len(own)):
+                raise ValueError(
+                    f"the action mask is True at {int(mask[row].sum())} places, not at the first {len(tokens)}"
+                    f"{but_for(sample.segments)}, where the completion's tokens stand: masks must not be shifted or padded at "
+                    "their start"
+                )
+            check_noted(rollouts, trace, row)
+            if sample.turns:
+                insets = trace.insets[row] if trace.insets else ()
                 check_turns(policy, sample, insets)
                 check_places(policy, prompt, tokens, insets)
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
 
 
 def check_places(policy: TextHost, prompt: Encoded, tokens: Sequence[int], insets: Sequence[Inset]) -> None:
@@ -120,7 +113,7 @@ def check_places(policy: TextHost, prompt: Encoded, tokens: Sequence[int], inset
     check_positions(policy, replace(whole, media={"image_grid_thw": torch.cat(grids)} if grids else {}))
 
 
-def check_noted(place: str, rollouts: Rollouts, trace: TextTrace, row: int) -> None:
+def check_noted(rollouts: Rollouts, trace: TextTrace, row: int) -> None:
     """Raise ValueError unless the sampler noted a log-probability of every token that it drew."""
     noted = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     if noted is None:
@@ -130,7 +123,7 @@ def check_noted(place: str, rollouts: Rollouts, trace: TextTrace, row: int) -> N
     if len(wrong):
         at = int(wrong[0])
         raise ValueError(
-            f"{place}: the noted log-probability of token {at} is {float(noted[row, at]):g}, which is none, although it was "
+            f"the noted log-probability of token {at} is {float(noted[row, at]):g}, which is none, although it was "
             "drawn: look for weights that are infinite or NaN, and for code that changes the record"
         )
 
@@ -147,20 +140,20 @@ def but_for(segments: Sequence[Segment]) -> str:
     return f" but for {' and '.join(others)}" if others else ""
 
 
-def check_sample(policy: TextHost, place: str, sample: Sample, tokens: Sequence[int]) -> None:
+def check_sample(policy: TextHost, sample: Sample, tokens: Sequence[int]) -> None:
     """Raise ValueError unless the tokens that train are those of the text that rewards saw."""
     if tuple(tokens) != sample.token_ids:
-        raise ValueError(f"{place}: the tokens that train are not those of the sample that was scored: look for mixed-up rows")
+        raise ValueError("the tokens that train are not those of the sample that was scored: look for mixed-up rows")
     own = [token for one in sample.segments if one.who != "environment" for token in tokens[one.start : one.stop]]
     never = sorted(set(own) & policy.banned)
     if never:
-        raise ValueError(f"{place}: the completion holds the tokens {never}, which no completion may hold")
+        raise ValueError(f"the completion holds the tokens {never}, which no completion may hold")
     if sample.role == "injected":
         return
     halves = policy.decode(list(split_turns(tokens, sample.segments, policy.eos_token_ids)))
     for text, seen in zip(halves, (sample.earlier, sample.text or ""), strict=True):
         if text != seen:
-            raise ValueError(f"{place}: its tokens read {text[:60]!r}, but rewards saw {seen[:60]!r}")
+            raise ValueError(f"its tokens read {text[:60]!r}, but rewards saw {seen[:60]!r}")
 
 
 def check_text(policy: TextHost, encoded: Encoded) -> None:
