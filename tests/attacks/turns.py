@@ -294,8 +294,7 @@ def heard_by(environment: Any, lies: Lies) -> str:
     from mmrl import Prompt, Turn
     from mmrl.core.episodes import Limits
     from mmrl.core.types import Observation
-    from mmrl.policies.text.write.episodes import check_observation
-    from mmrl.policies.text.write.observe import pictures_of
+    from mmrl.policies.text.write.episodes import check_observation, pictures_of
     from mmrl.runtime.blame import describe
     from mmrl.training.worlds.runner import WorldCalling, WorldRunner
 

@@ -21,8 +21,7 @@ from mmrl.data.drawn.small_digits import QUESTION, draw_small_digit
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.prompt.templates import QUESTION as TEMPLATE
 from mmrl.policies.text.prompt.templates import messages
-from mmrl.policies.text.write.episodes import check_observation
-from mmrl.policies.text.write.observe import largest_area, pictures_of
+from mmrl.policies.text.write.episodes import check_observation, largest_area, pictures_of
 from mmrl.runtime.blame import describe, is_from_outside
 from mmrl.training.worlds.runner import WorldRunner
 

@@ -9,7 +9,8 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -52,30 +53,23 @@ def compile_blocks(parts: Sequence[nn.Module], name: str) -> tuple[nn.Module, ..
 
 
 def compiled(function: Callable[..., T], name: str, whole: bool = False) -> Callable[..., T]:
-    """A function that is compiled for all sizes when it is first called; ValueError then where it is not, or not in one graph."""
+    """A function that is compiled for all sizes when it is first called; ValueError then where it is not, or not in one graph.
+
+    whole: as one graph, in which two sizes that happen to be equal, as of prompts and heads, stay two.
+    """
     from torch._dynamo.exc import TorchDynamoException
+    from torch.fx.experimental import _config as shapes
 
     program = torch.compile(function, dynamic=True, fullgraph=whole)
+    sizes = partial(shapes.patch, use_duck_shape=False) if whole else nullcontext  # type: ignore[attr-defined] - torch puts it there
 
     def call(*args: object, **kwargs: object) -> T:
         try:
-            return program(*args, **kwargs)
+            with sizes():
+                return program(*args, **kwargs)
         except TorchDynamoException as error:
             said = str(error).strip().splitlines()[0][:200]
             raise ValueError(f"policy.compile is true, and {name} does not compile ({said}): leave it out") from error
-
-    return call
-
-
-def compiled_whole(function: Callable[..., T], name: str) -> Callable[..., T]:
-    """A function that is compiled as one graph; two sizes that happen to be equal, as of prompts and heads, stay two."""
-    from torch.fx.experimental import _config as shapes
-
-    program = compiled(function, name, whole=True)
-
-    def call(*args: object, **kwargs: object) -> T:
-        with shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined] - torch puts it there when it is imported
-            return program(*args, **kwargs)
 
     return call
 

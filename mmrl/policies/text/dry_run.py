@@ -45,8 +45,8 @@ from mmrl.policies.text.read.distance import STATES, ComparedRows
 from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig, TextTeacher
+from mmrl.policies.text.write.episodes import observe
 from mmrl.policies.text.write.generate import Completions, Generation, Generator, LocalGenerator, Seed, draw
-from mmrl.policies.text.write.observe import observe
 from mmrl.policies.text.write.read_on import parted, usable
 
 DOUBT = {"logprobs": -1.0, "entropy": 1.0, "lead": 0.5}

@@ -139,7 +139,10 @@ def read_codes(name: str, read: Mapping[str, Read]) -> Codes:
     double = f"{name}.nested_absmax" in read
     units, offset = scales.new_zeros(0, dtype=torch.float32), torch.tensor(0.0, dtype=torch.float32, device="cpu")
     if double:
-        units, offset = part(".nested_absmax").flatten(), offset_of(name, read)
+        mean = json.loads(bytes(part(STATE).tolist())).get("nested_offset")
+        if not isinstance(mean, int | float):
+            raise ValueError(f"{name}{STATE} says no nested_offset, without which its scales mean nothing: {REMEDY}")
+        units, offset = part(".nested_absmax").flatten(), torch.tensor(float(mean), dtype=torch.float32, device="cpu")
     sizes = (codes.numel(), scales.numel(), units.numel())
     wanted = (-(-rows * columns // 2), blocks, -(-blocks // SCALES) * double)
     if sizes != wanted or codes.dtype != torch.uint8 or scales.dtype != (torch.uint8 if double else torch.float32):
@@ -157,15 +160,6 @@ def read_codes(name: str, read: Mapping[str, Read]) -> Codes:
             f"{name} has scales from {lowest:g} to {largest:g}, and those of weights are from 0 to {LARGEST:g}: {REMEDY}"
         )
     return Codes(codes, scales, units, offset)
-
-
-def offset_of(name: str, read: Mapping[str, Read]) -> Tensor:
-    """The number that was taken off the scales of a weight before they became codes."""
-    said = json.loads(bytes(read[name + STATE](name + STATE).tolist()))
-    offset = said.get("nested_offset")
-    if not isinstance(offset, int | float):
-        raise ValueError(f"{name}{STATE} says no nested_offset, without which its scales mean nothing: {REMEDY}")
-    return torch.tensor(float(offset), dtype=torch.float32, device="cpu")
 
 
 def tensors_of(name: str, codes: Codes, shape: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:

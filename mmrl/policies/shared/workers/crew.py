@@ -207,7 +207,9 @@ class Crew:
         board, number = taken
         error: BaseException | None = None
         answer: object = None
-        begun, options = time.monotonic(), {"timeout_s": self._limit_s()} if self.is_timed else {}
+        # one that is timed stands still after so long; before the first answer nobody knows
+        limit_s = max(STILL * self._slowest_s, LEAST_S) if self._slowest_s else None
+        begun, options = time.monotonic(), {"timeout_s": limit_s} if self.is_timed else {}
         try:
             with span("chunk"):
                 answer = self.workers[worker](*board.jobs[number], **options)
@@ -220,10 +222,6 @@ class Crew:
             self._note(board, number, worker, answer, error)
             self._changed.notify_all()
         return True
-
-    def _limit_s(self) -> float | None:
-        """Seconds after which a worker stands still; None before the first answer."""
-        return max(STILL * self._slowest_s, LEAST_S) if self._slowest_s else None
 
     def _take(self, worker: int) -> tuple[Board, int] | None:
         """A job; None: the crew is closed."""

@@ -25,8 +25,8 @@ from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.evaluate import RowEvaluation, evaluation_of
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import Inset, TextTrace
+from mmrl.policies.text.write.episodes import inset_of
 from mmrl.policies.text.write.generate import draw_next, step
-from mmrl.policies.text.write.observe import inset_of
 from mmrl.runtime.tensors import pad_actions, stack_ragged
 
 Shown = TypeVar("Shown", Encoded, Inset)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from mmrl.policies.shared.compiled import compiled_whole, uncompiled
+from mmrl.policies.shared.compiled import compiled, uncompiled
 from mmrl.policies.shared.weights import FollowsWeights
 from mmrl.policies.shared.workers.remote import Remote, refuse_mixed
 from mmrl.policies.text.host import TextHost
@@ -251,7 +251,7 @@ def step(
 @functools.cache
 def program() -> Callable[..., Drawn]:
     """The step as one graph, for rooms of any width, which is compiled once for all nets of a kind."""
-    return compiled_whole(step, "the step that writes a token")
+    return compiled(step, "the step that writes a token", whole=True)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, name_in_file
 from mmrl.policies.text.prompt.templates import QUESTION, message, messages
 from mmrl.policies.text.read.looks import reaching
-from mmrl.policies.text.write.episodes import Episode, stop_of
-from mmrl.policies.text.write.observe import NAME, between, observe
+from mmrl.policies.text.write.episodes import NAME, Episode, between, observe, stop_of
 from mmrl.policies.text.write.rollout import CompletionRow, tokens_of
 
 
@@ -39,8 +38,11 @@ def recite(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) ->
     Raises:
         ValueError: a turn or an answer that no dialogue may hold, or that the template writes otherwise once others follow.
     """
-    episode, stop = Episode(row, prompt, len(given.turns)), stop_between(host)
-    mark = str(host.tokenizer.convert_ids_to_tokens(stop))
+    episode, ends = Episode(row, prompt, len(given.turns)), between(host.encode, Observation("?"), None).lstrip()
+    marks = {token: str(host.tokenizer.convert_ids_to_tokens(token)) for token in host.eos_token_ids}
+    # the one that the chat template ends a turn with; the first of them where it has none
+    stop = next((token for token, mark in marks.items() if ends.startswith(mark)), host.eos_token_ids[0])
+    mark = marks[stop]
     try:
         refuse_other_rendering(given, mark, host)
         for piece, turn in zip(given.pieces, given.turns, strict=True):
@@ -76,13 +78,6 @@ def recall(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) ->
             )
         episode.show(turn.observation, observed)
     row.ended, row.stopped = given.ended, not given.truncated
-
-
-def stop_between(host: TextHost) -> int:
-    """The token that the chat template ends a turn with, of those that end a completion; the first of them where it has none."""
-    text = between(host.encode, Observation("?"), None).lstrip()
-    marks = {token: str(host.tokenizer.convert_ids_to_tokens(token)) for token in host.eos_token_ids}
-    return next((token for token, mark in marks.items() if text.startswith(mark)), host.eos_token_ids[0])
 
 
 def refuse_other_rendering(given: Given, mark: str, host: TextHost) -> None:

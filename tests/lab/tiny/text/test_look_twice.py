@@ -13,7 +13,7 @@ from mmrl.core.types import Group
 from mmrl.data.drawn.small_digits import SIDE
 from mmrl.lab.tiny.taught import LOOKS, SERIES
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
-from mmrl.policies.text.write.observe import observe
+from mmrl.policies.text.write.episodes import observe
 
 
 def lessons(written: str, size: int = 40, seed: int = 3) -> list[Prompt]:

@@ -10,7 +10,7 @@ from mmrl.core.types import Observation, Prompt
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import TYPE_NAMES, Encoded
 from mmrl.policies.text.trace import append
-from mmrl.policies.text.write.observe import inset_of, observe
+from mmrl.policies.text.write.episodes import inset_of, observe
 from tests.support.text_policies import make, picture
 
 SAID = "look here"
