@@ -2,26 +2,25 @@
 what goes between the host's memory and the device's: latents that a trace keeps, embeddings that forwards share."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmrl.policies.flow.families.base import SOURCE, Condition, FlowFamily
 from mmrl.policies.flow.sizes import Size
+from mmrl.policies.shared.compiled import PolicyNet
 from mmrl.runtime.tensors import to_device
 
 
-class FlowNet(nn.Module):
+class FlowNet(PolicyNet):
     """The guided velocity of a transformer. With a gradient it flows through both passes of guidance."""
 
     def __init__(self, transformer: Any, family: FlowFamily, guidance: float, half: bool = False, full: bool = False) -> None:
         super().__init__()
         self.transformer, self.family, self.guidance, self.half_precision, self.full = transformer, family, guidance, half, full
         self.uploads = Uploads()
-        self.compiled: tuple[nn.Module, ...] = ()
         # accelerate looks here for the layers it may shard.
         self._no_split_modules = getattr(transformer, "_no_split_modules", None)
 
@@ -78,9 +77,6 @@ class FlowNet(nn.Module):
         prompts = {name: value[chosen] for name, value in prompts.items()}
         with self._precision():
             return family.velocity(self.transformer, x, timesteps, prompts, guidance).float()
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.half_precision else nullcontext()
 
 
 def send_home(x: Tensor) -> Tensor:

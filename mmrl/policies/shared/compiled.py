@@ -26,6 +26,22 @@ VARIANTS = 64
 T = TypeVar("T")
 
 
+class PolicyNet(nn.Module):
+    """The one module that every forward of a policy goes through."""
+
+    half_precision: bool
+    """Compute under autocast to bfloat16?"""
+    compiled: Sequence[nn.Module] = ()
+    """Its blocks that are compiled."""
+
+    @property
+    def device(self) -> torch.device:
+        raise NotImplementedError
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half_precision else nullcontext()
+
+
 def blocks_of(parts: Iterable[nn.Module]) -> Iterator[nn.Module]:
     """The entries of the outermost lists of modules, where these are made of others."""
     for part in parts:

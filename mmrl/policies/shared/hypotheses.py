@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
-from mmrl.policies.shared.compiled import uncompiled
+from mmrl.policies.shared.compiled import PolicyNet, uncompiled
 from mmrl.policies.shared.holding import holding
 from mmrl.policies.shared.lora import adapter_layers, casting_layers, scale_adapters, switch_adapters
 from mmrl.policies.shared.weights import Weights
@@ -26,17 +26,6 @@ FITS, STARTS, LARGEST, FAR = 12, (0.0, math.log(2), -math.log(2)), 3.0, 1e6
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@runtime_checkable
-class Half(Protocol):
-    """A network that may compute under autocast to bfloat16."""
-
-    half_precision: bool
-
-    def modules(self) -> Iterator[nn.Module]: ...
-    @property
-    def device(self) -> torch.device: ...
-
-
 @contextmanager
 def without_dropout(net: nn.Module) -> Iterator[None]:
     """A block in which every module is in evaluation mode and nothing is dropped."""
@@ -47,7 +36,7 @@ def without_dropout(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def in_precision(net: Half, name: str) -> Iterator[None]:
+def in_precision(net: PolicyNet, name: str) -> Iterator[None]:
     """A block in which `net` computes under autocast to this dtype; in float32 without autocast and without TF32."""
     matmul, is_whole = torch.get_float32_matmul_precision(), name == "float32"
     # Without autocast nothing else brings bfloat16 to the adapters' float32.
@@ -133,17 +122,12 @@ class Options(TypedDict, total=False):
 class Suspects:
     """Makes hypotheses about some rows of one policy."""
 
-    net: nn.Module
+    net: PolicyNet
     weights: Weights
     rollouts: Rollouts
     read: Read
     """As the policy reads the rows."""
     remedies: Mapping[str, str]
-
-    @property
-    def half(self) -> Half:
-        assert isinstance(self.net, Half)
-        return self.net
 
     @property
     def mask(self) -> Bool[Tensor, "n t"]:
@@ -192,11 +176,11 @@ class Suspects:
             still: a block in which reading leaves training mode alone.
             others: reasons in the ways of reading that this policy has.
         """
-        net, own = self.net, "bfloat16" if self.half.half_precision else "float32"
+        net, own = self.net, "bfloat16" if self.net.half_precision else "float32"
         yield self(REPEAT, "with nothing changed", self.read, control=True)
-        if blocks := getattr(net, "compiled", ()):
+        if net.compiled:
             change = "with its blocks as they are written"
-            yield self(COMPILED, change, lambda: self.under(uncompiled(blocks)), must_equal="reading")
+            yield self(COMPILED, change, lambda: self.under(uncompiled(net.compiled)), must_equal="reading")
         yield from self.of_dropout(still)
         yield self.rounding("float32", self.read)
         if torch.is_grad_enabled():
@@ -246,7 +230,7 @@ class Suspects:
     def rounding(self, name: str, read: Read) -> Hypothesis:
         """Rounding to this dtype."""
         change = f"in {name} {'without autocast' if name == 'float32' else 'autocast'}"
-        return self(PRECISION, change, lambda: self.under(in_precision(self.half, name), read), shrinks=3.0)
+        return self(PRECISION, change, lambda: self.under(in_precision(self.net, name), read), shrinks=3.0)
 
 
 def move_columns(values: Tensor, known: Tensor, by: int) -> Tensor:

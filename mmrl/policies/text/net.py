@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import KINDS
+from mmrl.policies.shared.compiled import PolicyNet
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.families.base import type_name_of
 from mmrl.policies.text.families.generic import COUNTS, counts
@@ -60,15 +61,13 @@ class Cache(Protocol):
         ...
 
 
-class TextNet(nn.Module):
+class TextNet(PolicyNet):
     """A vision-language model and the tokens it must not write. Call it with the work to do: `net(work)` runs `work(net)`.
 
     The model only ever gets explicit positions, so what it remembers of earlier prompts (`rope_deltas`) is never used.
     """
 
     banned: Tensor
-    compiled: Sequence[nn.Module] = ()
-    """Its blocks that are compiled."""
     shares: bool = False
     """Do completions share their prompts while they are written?"""
 
@@ -141,15 +140,12 @@ class TextNet(nn.Module):
     def _idle_pass(self) -> Tensor:
         assert self.stand_in is not None
         looked = look_apart(self.family, self.core, self.stand_in, self.device).values()
-        entries = [0 * entry.float().sum() for features in looked for level in features.levels for entry in level]
+        entries = [0 * entries.float().sum() for features in looked for entries in features.tensors]
         return sum(entries, torch.zeros((), device=self.device))
 
     def forward(self, work: Callable[["TextNet"], T]) -> T:
         with self._precision():
             return work(self)
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.half_precision else nullcontext()
 
     @property
     def device(self) -> torch.device:

@@ -6,14 +6,15 @@ Which parts of a model each kind of media passes, by its own code: processes tha
 import inspect
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mmrl.core.samples import KINDS
 from mmrl.policies.text.families import Family, Media
@@ -24,8 +25,7 @@ ON_DEVICE = 0.25
 """Share of what may be kept that may be on the device; the rest is on the CPU."""
 UNREAD = ("pooler_output", "last_hidden_state", "hidden_states", "attentions")
 """Parts of a vision output that are its entries, or that no language model reads."""
-N = TypeVar("N")
-Level = Tensor | tuple[Tensor, ...]
+Level = Tensor | Sequence[Tensor]
 Key = tuple[int, str]
 """The identity of a prompt's tensor, and image or video."""
 
@@ -38,43 +38,33 @@ class Features:
     """Class of the vision output."""
     pooled: Level
     """One entry per picture or tile."""
-    more: Mapping[str, Level | tuple[Level, ...]] = field(default_factory=dict[str, "Level | tuple[Level, ...]"])
+    more: Mapping[str, Level | Sequence[Level]] = field(default_factory=dict[str, "Level | Sequence[Level]"])
     """What else the language model reads, by its name in the output: entries, or levels of entries (deepstack)."""
 
     @classmethod
     def of(cls, output: Any) -> "Features":
         """The features in an output of transformers."""
-        more = {name: each(value) for name, value in output.items() if name not in UNREAD and value is not None}
-        return cls(type(output), each(output.pooler_output), more)
+        more = {name: value for name, value in output.items() if name not in UNREAD and value is not None}
+        return cls(type(output), output.pooler_output, more)
 
     @property
-    def levels(self) -> Iterator[Level]:
-        """All entries: the pooled ones, then those of each further level."""
-        yield self.pooled
-        for value in self.more.values():
-            yield from [value] if isinstance(value, Tensor) else value
+    def tensors(self) -> list[Tensor]:
+        """All that it holds."""
+        return tree_leaves((self.pooled, self.more))
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return sum(x.numel() * x.element_size() for level in self.levels for x in level)
+        return sum(x.numel() * x.element_size() for x in self.tensors)
 
     def to(self, device: torch.device | str) -> "Features":
         """The same on another device."""
-        more = {name: each(value, device) for name, value in self.more.items()}
-        return Features(self.kind, each(self.pooled, device), more)
+        return Features(self.kind, *tree_map(lambda x: x.to(device), (self.pooled, self.more)))
 
     def output(self) -> Any:
         """An output as transformers' models take it."""
         more = {name: value if isinstance(value, Tensor) else list(value) for name, value in self.more.items()}
         return self.kind(pooler_output=self.pooled, **more)
-
-
-def each(value: N, device: torch.device | str | None = None) -> N:
-    """The same with tuples in place of lists, on a device; None: where it is."""
-    if isinstance(value, Tensor):
-        return value if device is None else cast(N, value.to(device))
-    return cast(N, tuple(each(x, device) for x in cast(Iterable[object], value)))
 
 
 def joined(features: Sequence[Features]) -> Features:
@@ -92,7 +82,7 @@ def join_entries(levels: Sequence[Level]) -> Level:
     return tuple(entry for level in levels for entry in level)
 
 
-def join_more(values: Sequence[Level | tuple[Level, ...]]) -> Level | tuple[Level, ...]:
+def join_more(values: Sequence[Level | Sequence[Level]]) -> Level | Sequence[Level]:
     """Entries, or level by level."""
     if isinstance(values[0], Tensor):
         return torch.cat([value for value in values if isinstance(value, Tensor)])
