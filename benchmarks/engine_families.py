@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mmrl.core.types import Prompt, Request
 from mmrl.lab.tiny.text.vlms import FAMILIES
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.settings import EngineConfig
 from tests.engine.servers import ENVIRONMENT, build_wide, environment, gap, policy_of, prompts, server_of
 
 

@@ -91,7 +91,7 @@ def policy_of(plan: Plan, engine: Any = None, lora: Any = None) -> Any:
 @contextmanager
 def server(plan: Plan) -> Iterator[tuple[Any, float]]:
     """The policy that has started vLLM, and the seconds of that start; the server takes files and adapters."""
-    from mmrl.policies.text.engine_settings import EngineConfig
+    from mmrl.policies.text.settings import EngineConfig
 
     words = ("--enable-lora", "--max-lora-rank", str(RANK), "--max-num-batched-tokens", "2048")
     words += ("--limit-mm-per-prompt", '{"image": 1, "video": 0}')
@@ -110,7 +110,7 @@ def adapter_policy(plan: Plan, owner: Any) -> Iterator[Any]:
     """A policy with an adapter on the server of another one, which is given the weights of its start again."""
     from mmrl.engine.facts import FIRST
     from mmrl.policies.shared.lora import LoraSettings
-    from mmrl.policies.text.engine_settings import EngineConfig
+    from mmrl.policies.text.settings import EngineConfig
 
     client = owner.generator.fleet.members[0].client
     client.update({"path": f"{plan.model}/model.safetensors"}, FIRST)

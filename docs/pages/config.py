@@ -24,8 +24,7 @@ from mmrl.core.episodes import Limits
 from mmrl.policies.codes.settings import CodePolicyConfig, PlanSettings
 from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine_settings import EngineConfig
-from mmrl.policies.text.settings import QuantizedSettings, Sampling, TextPolicyConfig, TextTeacher
+from mmrl.policies.text.settings import EngineConfig, QuantizedSettings, Sampling, TextPolicyConfig, TextTeacher
 from mmrl.policies.video.sampling import VideoSettings
 from mmrl.serving.judges.judge import Endpoint
 from mmrl.serving.scorers.painting import ImagesServer, Painting

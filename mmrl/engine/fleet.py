@@ -25,9 +25,8 @@ from mmrl.engine.wire.completions import (
     sampling_params,
 )
 from mmrl.engine.wire_prompts import wire_prompts
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.settings import Sampling
+from mmrl.policies.text.settings import EngineConfig, Sampling
 from mmrl.policies.text.write.generate import LocalGenerator
 from mmrl.runtime.blame import EngineUnavailableError
 

@@ -29,12 +29,11 @@ from mmrl.engine.wire.completions import EngineMismatchError, Written, sampling_
 from mmrl.engine.wire_prompts import untold_clip, wire_prompts
 from mmrl.policies.shared.lora import ADAPTER
 from mmrl.policies.shared.weights import Publication, Weights
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import server_model
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig, Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, Generator, LocalGenerator
 from mmrl.runtime.blame import EngineUnavailableError
 from mmrl.runtime.spans import in_span

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from mmrl.engine.venv import WORKER, find_venv
 from mmrl.engine.wire.client import EngineClient, EngineDownError
-from mmrl.policies.text.engine_settings import EngineConfig
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig, TextPolicyConfig
 from mmrl.runtime.net.secrets import hide, read_secret
 from mmrl.runtime.workers import LAUNCHER
 

@@ -16,14 +16,13 @@ from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.wire.completions import Ask, EngineMismatchError, sampling_params
 from mmrl.engine.wire_prompts import untold_clip, wire_prompts
 from mmrl.policies.text.dry_run import load_meta
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import load_config, read_processor
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
+from mmrl.policies.text.settings import EngineConfig, TextPolicyConfig, TextTeacher
 from mmrl.policies.text.teachers import config_of, named, unserved
 from mmrl.runtime.blame import EngineUnavailableError
 

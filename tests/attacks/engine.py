@@ -17,8 +17,8 @@ from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.wire.completions import AnswerFacts, Ask, EngineMismatchError, Expected, WirePrompt, read_answer
 from mmrl.lab.tiny.text.vlms import build
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig
 from tests.attacks.attack import Attack, BrokenError
 from tests.attacks.client import DEADLINE_S, expect_error, keep_quiet, outcome_of, withstand
 from tests.support.fake_engines import engines

@@ -9,8 +9,8 @@ import pytest
 from mmrl.core.types import Prompt
 from mmrl.engine.generator import VllmGenerator
 from mmrl.engine.venv import find_venv
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.settings import EngineConfig
 from tests.engine.servers import build_wide, environment, family, own_server, policy_of, prompts, server_of
 from tests.policies.conftest import tiny as tiny
 

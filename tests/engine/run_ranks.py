@@ -11,8 +11,8 @@ import torch
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.engine.generator import VllmGenerator, text_parts
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig
 from mmrl.training.ahead.producer import under
 from tests.support.fake_engines import ask
 from tests.support.launcher import Kind, accelerator_of, leave

@@ -17,8 +17,8 @@ from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.engine.venv import engine_folder
 from mmrl.lab.tiny.text.vlms import build, draw_weights
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig
 from mmrl.policies.video.sampling import VideoSettings
 from tests.support.fake_engines import FakeEngine
 from tests.support.text_policies import logprobs, picture

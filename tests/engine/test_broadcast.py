@@ -17,8 +17,8 @@ from mmrl.engine.sync import BroadcastSync, FileSync, Update, checkpoint_weights
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.worker.weight_group import Card, TensorFacts, bundles, read_tensors, tensors_as_json
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig
 from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import gap, policies_on, server_of
 from tests.engine.test_servers import BOUND, move, sample_around_a_broken_reset

@@ -12,10 +12,9 @@ from mmrl.engine.facts import look_at_engine
 from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized import kept
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.loading import server_model
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig, QuantizedSettings, TextPolicyConfig
 from tests.engine.servers import gap
 from tests.engine.test_servers import BOUND, move
 from tests.policies.text.test_quantized import in_4_bits, with_adapter

@@ -12,7 +12,7 @@ import pytest
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.errors import Screen, sentence
 from mmrl.app.report.page import write_report
-from mmrl.policies.text.engine_settings import EngineConfig
+from mmrl.policies.text.settings import EngineConfig
 from mmrl.serving import wire
 from tests.attacks.client import overheard
 from tests.support.fake_engines import FakeEngine, engines

@@ -14,8 +14,8 @@ from mmrl.engine.sync import FileSync, Update
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.wire.completions import AnswerFacts, Ask, WirePrompt, sampling_params, share_rows
 from mmrl.engine.wire_prompts import wire_prompts
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig
 from mmrl.runtime.blame import EngineUnavailableError
 from tests.support.fake_engines import FakeEngine, engines
 from tests.support.launcher import results

@@ -25,8 +25,8 @@ from mmrl.engine.sync import InFolder, Update
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig
 from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import gap, policies_on, server_of
 from tests.support.fake_engines import FILES, FakeEngine, engines, make_environment

@@ -27,9 +27,8 @@ from mmrl.engine.server import EngineServer, serve_command
 from mmrl.engine.teachers import AskedTeacher, look_at_teachers
 from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.lab.tiny.text import beeps, vlms
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.policies.text.settings import TextTeacher
+from mmrl.policies.text.settings import EngineConfig, TextTeacher
 from mmrl.policies.video.sampling import VideoSettings
 from mmrl.training.checkpoints.state import copy_state
 from mmrl.training.stopping import TrainingStoppedError

@@ -16,8 +16,8 @@ from mmrl.core.types import Observation, Prompt, Request, Rollouts
 from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.policies.text.check.audit import audit_rollouts
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig
 from mmrl.policies.text.trace import Inset
 from mmrl.policies.text.write.generate import Completions
 from tests.engine.servers import gap, policies_on

@@ -18,8 +18,8 @@ from mmrl.engine.wire.client import EngineClient, EngineRefusedError
 from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.engine.worker.weight_group import WeightGroup
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.settings import EngineConfig
 from tests.engine.servers import CLOSE, environment, gap, move, policy_of, renew, server_of
 
 pytestmark = pytest.mark.engine

@@ -17,8 +17,7 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins.resolve import load
 from mmrl.engine.server import ServeCommand, judge_command, serve_command
-from mmrl.policies.text.engine_settings import EngineConfig
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig, TextPolicyConfig
 from mmrl.runtime.near import link
 
 Kind = Literal["engine", "sampler", "reward server", "judge", "trainers"]

@@ -22,8 +22,7 @@ from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.policies.shared.dry_run import OF_TEACHERS, DryRun, size_of
 from mmrl.policies.shared.quantized.layer import SCALES_OF, count_weights, host_weights, nf4_layers
-from mmrl.policies.text.engine_settings import EngineConfig
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig, TextPolicyConfig
 from mmrl.runtime.sandbox.sandbox import OWN_BYTES, RunsCode
 from mmrl.runtime.tensors import is_matrix
 from mmrl.serving.reward_client import is_url

@@ -25,9 +25,8 @@ from mmrl.lab.tiny.text.vlms import build as build_model
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig, TextPolicyConfig
 from tests.support import original_layout
 from tests.support.flow_policies import stir
 

@@ -34,8 +34,7 @@ from mmrl.engine.wire.completions import (
 )
 from mmrl.engine.wire_prompts import clip_part, picture_part
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine_settings import EngineConfig
-from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig, Sampling, TextPolicyConfig
 from tests.support.fake_engines import make_environment
 from tests.support.rude_servers import answers, rude
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.policies.shared.quantized.layer import digest, nf4_layers
 from mmrl.policies.text.dry_run import meta_model
-from mmrl.policies.text.engine_settings import EngineConfig
-from mmrl.policies.text.settings import QuantizedSettings
+from mmrl.policies.text.settings import EngineConfig, QuantizedSettings
 from tests.attacks import codes, models
 from tests.attacks.models import Damage
 from tests.policies.text.test_quantized import LORA, in_4_bits, with_adapter

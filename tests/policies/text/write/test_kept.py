@@ -14,12 +14,11 @@ from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Branch, Observation, Prompt, Request, Rollouts, Turn
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.dry_run import TextDryRun
-from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.kept import Keeper, KeptStrip, Past, drained, keeper_of
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.policies.text.settings import QuantizedSettings
+from mmrl.policies.text.settings import EngineConfig, QuantizedSettings
 from mmrl.policies.text.write.generate import Generation, bare
 from mmrl.runtime.blame import UnavailableError
 from tests.support.each import for_each
