@@ -62,29 +62,25 @@ class EngineConfig:
         read_secret(self.token_env)
         for url in self.url:
             check_url(url)
-        if len(set(self.url)) < len(self.url):
-            raise ValueError(f"policy.engine.url names a server twice ({', '.join(self.url)}): name each once")
-        idle = [name for name in ("environment", "port", "devices", "options") if self.url and getattr(self, name)]
-        if idle:
-            raise ValueError(
-                f"policy.engine.{idle[0]} is for a server that mmrl starts, and policy.engine.url names servers that others run: "
-                "remove one of them"
-            )
-        far = [url for url in self.url if not is_local(urlsplit(url).hostname or "")]
-        if far and not self.folder and self.sync != "broadcast":
-            raise ValueError(
-                f"policy.engine.url names {far[0]}, which is another machine, and policy.engine.folder is empty, so new weights "
-                "cannot reach it: set policy.engine.folder to a folder that this machine and the servers share, or "
-                'policy.engine.sync = "broadcast"'
-            )
-        if self.local and not self.local.startswith("/"):
-            raise ValueError(f"policy.engine.local is {self.local!r}, and servers have folders of their own: write it from / on")
-        if self.local and (not self.folder or self.sync == "broadcast"):
-            why = "policy.engine.folder is empty" if not self.folder else 'policy.engine.sync = "broadcast" writes none'
-            raise ValueError(
-                f"policy.engine.local is where machines copy files of weights, and {why}: set policy.engine.folder to a folder "
-                "that all machines share and sync to another way, or leave local empty"
-            )
+        idle = next((name for name in ("environment", "port", "devices", "options") if self.url and getattr(self, name)), None)
+        far = next((url for url in self.url if not is_local(urlsplit(url).hostname or "")), None)
+        in_files = self.folder and self.sync != "broadcast"
+        why = 'policy.engine.sync = "broadcast" writes none' if self.folder else "policy.engine.folder is empty"
+        reasons = {
+            f"url names a server twice ({', '.join(self.url)}): name each once": len({*self.url}) < len(self.url),
+            f"{idle} is for a server that mmrl starts, and policy.engine.url names servers that others run: remove one of them": (
+                idle is not None
+            ),
+            f"url names {far}, which is another machine, and policy.engine.folder is empty, so new weights cannot reach it: set "
+            "policy.engine.folder to a folder that this machine and the servers share, or policy.engine.sync = "
+            '"broadcast"': far is not None and not self.folder and self.sync != "broadcast",
+            f"local is {self.local!r}, and servers have folders of their own: write it from / on": (
+                self.local != "" and not self.local.startswith("/")
+            ),
+            f"local is where machines copy files of weights, and {why}: set policy.engine.folder to a folder that all machines "
+            "share and sync to another way, or leave local empty": self.local != "" and not in_files,
+        }
+        refuse_where("policy.engine.", reasons)
 
     @property
     def is_own(self) -> bool:

@@ -90,7 +90,9 @@ class Board:
 
     def take(self, worker: int) -> int | None:
         """The next job for a worker, or a late one of another, if there is either."""
-        late = self.late_job()
+        # of one worker alone that takes too long
+        now, alone = time.monotonic(), [n for n, own in self.holders.items() if n not in self.answers and len(own) == 1]
+        late = next((n for n in alone if self.answers and now - self.begun[n] > LATE * self.slowest), None)
         number = self.waiting.popleft() if self.waiting else late
         if number is not None:
             if number == late:
@@ -98,12 +100,6 @@ class Board:
             self.holders.setdefault(number, []).append(worker)
             self.begun.setdefault(number, time.monotonic())
         return number
-
-    def late_job(self) -> int | None:
-        """A job of one worker alone that takes too long."""
-        now, most = time.monotonic(), LATE * self.slowest
-        alone = [n for n, holders in self.holders.items() if n not in self.answers and len(holders) == 1]
-        return next((n for n in alone if self.answers and now - self.begun[n] > most), None)
 
     def put(self, number: int, answer: object) -> None:
         """The first answer counts; a second one is the same."""

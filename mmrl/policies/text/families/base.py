@@ -75,8 +75,8 @@ class Family:
 
     @property
     def image_token_id(self) -> int:
-        """The placeholder: one per vision feature."""
-        return self.config.image_token_id
+        """The placeholder, one per vision feature; -1, which is no token, of a model that takes no pictures."""
+        return self.config.image_token_id if "image" in self.sees else -1
 
     def token_of(self, kind: str) -> int:
         """The placeholder of a kind."""

@@ -32,6 +32,8 @@ class Generic(Family):
 
     @property
     def image_token_id(self) -> int:
+        if "image" not in self.sees:
+            return super().image_token_id
         names = ("image_token_id", "image_token_index")
         found = next((token for name in names if (token := getattr(self.config, name, None)) is not None), None)
         if found is None:

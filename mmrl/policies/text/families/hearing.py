@@ -40,11 +40,6 @@ class Hearing(Generic):
     vision: tuple[str, ...] = ("audio_tower", "encoder", "projector", "multi_modal_projector")
     projector: tuple[str, ...] = ("multi_modal_projector", "projector")
 
-    @property
-    def image_token_id(self) -> int:
-        """No token."""
-        return -1
-
     def token_of(self, kind: str) -> int:
         found = getattr(self.config, "audio_token_id", None)
         return found if found is not None else self.config.audio_config.audio_token_id

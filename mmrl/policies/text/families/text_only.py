@@ -23,11 +23,6 @@ class TextOnly(Family):
 
         return TextProcessor(AutoTokenizer.from_pretrained(model, trust_remote_code=trusted))
 
-    @property
-    def image_token_id(self) -> int:
-        """No token."""
-        return -1
-
     def num_features(self, media: Media) -> int:
         return 0
 
