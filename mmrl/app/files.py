@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Protocol
 
-from mmrl.runtime.disk import room_for
+from mmrl.runtime.disk import whole_file
 from mmrl.runtime.net.secrets import hide
 
 
@@ -37,15 +37,10 @@ def replace_text(file: Path, text: str) -> None:
 
 def replace_bytes(file: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
-    fresh = file.with_name(file.name + ".new")
-    try:
-        with room_for(file), fresh.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(fresh, file)
-    finally:
-        fresh.unlink(missing_ok=True)
+    with whole_file(file) as fresh, fresh.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def json_text(value: object) -> str:

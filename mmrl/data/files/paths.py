@@ -4,11 +4,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-from mmrl.runtime.disk import room_for
+from mmrl.runtime.disk import whole_file
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|data:\w+/")
 FOLLOW_LINKS = "MMRL_FOLLOW_LINKS"
@@ -17,20 +18,13 @@ FOLLOW_LINKS = "MMRL_FOLLOW_LINKS"
 
 def write_jsonl(files: Mapping[Path, Iterable[Mapping[str, object]]]) -> None:
     """Write every file under a temporary name, then rename all: on failure the old files are untouched."""
-    written: dict[Path, Path] = {}
-    try:
+    with ExitStack() as all_written:
         for path, rows in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            written[path] = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            with room_for(path), written[path].open("w", encoding="utf-8") as file:
+            with all_written.enter_context(whole_file(path)).open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 file.flush()
                 os.fsync(file.fileno())
-        for path, temporary in written.items():
-            os.replace(temporary, path)
-    finally:
-        for temporary in written.values():
-            temporary.unlink(missing_ok=True)
 
 
 def relative_to(picture: str, root: Path, folder: Path) -> str:
