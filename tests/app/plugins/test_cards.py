@@ -93,24 +93,10 @@ TITLES = [one.recipe.title for one in recipes()]
 PUBLISHED = [
     *("NGRPO", "BNPO", "CANON", "COPO", "A-GRAE", "SEED-GRPO", "SPO", "GTPO", "DRPO", "DisCO", "REC-", "R2VPO", "LLDS", "NFT"),
     *("Stratified", "ADORA", "Polychromic", "RiskPO", "XRPO", "DCPO", "HAPO", "HART", "AP-GRPO", "Arbitrary", "ARES", "ReMix"),
-    *(
-        "SPO-chain",
-        "RLPR",
-        "Preplan",
-        "GiGPO",
-        "HGPO",
-        "GUI-G1",
-        "MM-UPT",
-        "MMR1",
-        "VADE",
-        "SEC",
-        "DUMP",
-        "CRAFT-GUI",
-        "MoDoMoDo",
-    ),
+    *("SPO-chain", "RLPR", "Preplan", "GiGPO", "HGPO", "GUI-G1", "MM-UPT", "MMR1", "VADE", "SEC", "DUMP", "CRAFT-GUI"),
     *("Scaf-GRPO", "GHPO", "NuRL", "SAGE", "Critique-GRPO", "Reinforce-Ada", "DARS", "PolicyRollout", "S-GRPO", "ARPO", "AHPO"),
     *("DaGRPO", "D3S", "ETR", "SSB", "PixelThink", "VSPO", "ARRoL", "CLPO", "V-Reason", "BRPO", "MagicMirror", "T-PPO", "HiLL"),
-    *("VGPO", "similarity", "PCL", "Unlikeliness", "DPO", "Thyme"),
+    *("MoDoMoDo", "VGPO", "similarity", "PCL", "Unlikeliness", "DPO", "Thyme"),
     *("TON", "VerIPO", "Veason-R1", "TriMPI", "UnifiedReward-Think", "MM-RLHF", "MM-HELIX", "VLAA-Thinker"),
 ]
 """Methods that the field has published and that the overview has to place."""

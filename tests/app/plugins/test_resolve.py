@@ -29,11 +29,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_bare_name_is_shipped():
+def test_a_bare_name_is_shipped_and_the_working_directory_goes_before(desk: Path):
     assert locate("iou", "rewards") == ((shipped_folder("rewards") / "iou.py").resolve(), "")
-
-
-def test_the_working_directory_goes_before_the_shipped_set(desk: Path):
     (desk / "rewards" / "iou.py").write_text("def mine(group):\n    return [7.0]\n")
     assert load("iou", "rewards")(None) == [7.0]
 
@@ -60,16 +57,11 @@ def test_a_file_of_which_nothing_says_what_is_meant(desk: Path, text: str, said:
         load("./mine.py", "rewards")
 
 
-def test_all_chooses_among_public_callables(desk: Path):
+def test_all_chooses_among_public_callables_and_what_a_file_imports_is_not_its_own(desk: Path):
     (desk / "mine.py").write_text('__all__ = ["two"]\ndef one(group): ...\ndef two(group):\n    return 2\n')
     assert load("./mine.py", "rewards")(None) == 2
-
-
-def test_what_a_file_imports_is_not_its_own(desk: Path):
-    (desk / "mine.py").write_text(
-        "from math import floor\nfrom dataclasses import dataclass\n\ndef short(group):\n    return 1\n"
-    )
-    assert load("./mine.py", "rewards")(None) == 1
+    (desk / "own.py").write_text("from math import floor\nfrom pathlib import Path\n\ndef short(group):\n    return 1\n")
+    assert load("./own.py", "rewards")(None) == 1
 
 
 def test_postponed_annotations_and_pickling_work(desk: Path):

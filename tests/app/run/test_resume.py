@@ -65,19 +65,13 @@ def test_another_output_is_refused_and_the_own_one_is_not(run: RunDir, tmp_path:
     configs.save(configs.load("tiny/image", ["output=third"]).config, named)
     with pytest.raises(ValueError, match=r"output of .*mine\.toml is 'third'"):
         check_resume(resolve(run, str(named)), run)
-
-
-def test_a_moved_run_is_its_own_output(run: RunDir, tmp_path: Path):
     moved = RunDir(run.path.rename(tmp_path / "moved"))
     check_resume(resolve(moved), moved)
 
 
-def test_a_finished_run_says_so(run: RunDir):
+def test_a_finished_run_says_so_and_one_that_took_more_steps_than_asked_for_is_none(run: RunDir):
     assert "is finished, with step 1 as its last" in is_finished(resolve(run), run)
     assert is_finished(resolve(run, "steps=2"), run) == ""
-
-
-def test_a_run_that_has_taken_more_steps_than_asked_for_is_not_called_finished(run: RunDir):
     (run.checkpoints / "step-1").rename(run.checkpoints / "step-22")
     run.config_file.write_text(run.config_file.read_text().replace("steps = 1\n", "steps = 40\n", 1))
     said = is_finished(resolve(run, "steps=14"), run)
@@ -93,11 +87,7 @@ def test_a_new_preset_replaces_the_parts_that_the_run_has_spelled_out(run: RunDi
     assert changed["algorithm.preset"] == ("grpo", "dr_grpo")
     assert changed["algorithm.advantage.scale"] == ("group", "none")
     assert changed["algorithm.aggregation.kind"] == ("SequenceMean", "FixedLength")
-
-
-def test_nothing_but_the_folder_is_no_change(run: RunDir):
-    before = configs.load(str(run.config_file)).config
-    assert changed_settings(before, resolve(run, "output=x").config) == []
+    assert changed_settings(before, resolve(run, "output=x").config) == [], "nothing but the folder"
 
 
 def test_changes_stand_at_the_step_from_which_they_hold(run: RunDir):
