@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import logging
 import math
-import os
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.shared.quantized.layer import base_of
 from mmrl.runtime.cache import bound, cache_folder, fingerprint, note_new, note_use
+from mmrl.runtime.disk import whole_file
 
 log = logging.getLogger("mmrl")
 WORTH_KEEPING = 20_000_000
@@ -73,13 +73,10 @@ class EmbeddingCache:
             self.is_open = False
             log.info("no more embeddings are kept in %s: it has its share of the cache (MMRL_CACHE_GB)", self.folder)
             return
-        file = self._file(text, device_type)
-        half = file.with_name(f".{file.name}.{os.getpid()}")
         try:
-            half.write_bytes(content)
-            half.replace(file)
+            with whole_file(self._file(text, device_type)) as half:
+                half.write_bytes(content)
         except OSError as error:
-            half.unlink(missing_ok=True)
             self._close(error)
             return
         self.room -= len(content)
