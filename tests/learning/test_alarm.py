@@ -116,7 +116,11 @@ HONEST_ALONE = {
     "goes on": Case(exact, None),
     "first letter": Case(letter, None, taught=False),
 }
-TWELVE = [(name, seed) for name in HONEST_ALONE for seed in range(3)]
+TWELVE = [
+    pytest.param(name, seed, marks=() if seed == 0 and name in ("partial credit", "goes on") else pytest.mark.evidence)
+    for name in HONEST_ALONE
+    for seed in range(3)
+]
 
 
 def scored(score: Score) -> Callable[[Group], list[float]]:
@@ -175,14 +179,6 @@ def alarms(trainer: Trainer) -> set[str]:
     return {key for key in trainer.health.said if key.startswith("alarm/")}
 
 
-def check_hacked(name: str, seed: int) -> None:
-    trainer = train(HACKED[name], seed)
-    evaluator, first = trainer.evaluator, trainer.health.alarm.first
-    assert evaluator is not None and first is not None
-    assert evaluator.run(0)[0]["eval/trained"] > sum(first.trained) / len(first.trained) + 0.1
-    assert ("alarm/eval/sameness" if name == "favourite" else "alarm/watched") in alarms(trainer)
-
-
 def test_hacking_raises_the_alarm():
     assert {"alarm/watched", "alarm/eval/sameness"} <= alarms(train(replace(HACKED["silence"], steps=20), seed=1))
 
@@ -225,11 +221,6 @@ def test_hacking_of_length_and_of_lenient_readers_is_noticed_without_a_watched_r
     assert "alarm/drift/rollout/length" in alarms(train(replace(HACKED[name], watched=None), seed=0))
 
 
-@pytest.mark.parametrize("name", ["partial credit", "goes on"])
-def test_honest_rewards_raise_nothing_without_a_watched_reward(name: str):
-    assert alarms(train(HONEST_ALONE[name], seed=0)) == set()
-
-
 @pytest.mark.evidence
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", HACKED)
@@ -238,7 +229,6 @@ def test_every_hack_raises_an_alarm_without_a_watched_reward(name: str, seed: in
     assert found and (name not in LONGER_OR_SHORTER or "alarm/drift/rollout/length" in found)
 
 
-@pytest.mark.evidence
 @pytest.mark.parametrize(("name", "seed"), TWELVE)
 def test_twelve_honest_runs_raise_nothing_without_a_watched_reward(name: str, seed: int):
     assert alarms(train(HONEST_ALONE[name], seed)) == set()
@@ -256,7 +246,11 @@ def but_those_above(names: Iterable[str]) -> list[Any]:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", but_those_above(HACKED))
 def test_hacking_raises_the_alarm_for_every_seed(name: str, seed: int):
-    check_hacked(name, seed)
+    trainer = train(HACKED[name], seed)
+    evaluator, first = trainer.evaluator, trainer.health.alarm.first
+    assert evaluator is not None and first is not None
+    assert evaluator.run(0)[0]["eval/trained"] > sum(first.trained) / len(first.trained) + 0.1
+    assert ("alarm/eval/sameness" if name == "favourite" else "alarm/watched") in alarms(trainer)
 
 
 @pytest.mark.slow

@@ -87,13 +87,6 @@ def test_sounds_are_played_beside_their_waveforms(demo: Callable[[str], RunDir])
 
 
 @pytest.mark.slow
-def test_pictures(demo: Callable[[str], RunDir], tmp_path: Path):
-    run = demo("t2i")
-    assert {sample["text"] for sample in held_out(run)} == {wish.caption for wish in shapes.HELD_OUT}
-    assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
-
-
-@pytest.mark.slow
 def test_a_writer_and_what_its_painter_drew(demo: Callable[[str], RunDir]):
     run = demo("writer")
     samples, taught = held_out(run), configs.load(str(run.config_file)).table.values["reward"][0]["painter"]["model"]
@@ -104,36 +97,26 @@ def test_a_writer_and_what_its_painter_drew(demo: Callable[[str], RunDir]):
     assert run.report_file.read_text().count("data:image/") >= 4
 
 
-@pytest.mark.slow
-@pytest.mark.real_weights
-@pytest.mark.skipif(bool(READER), reason=f"not installed: {READER}")
-def test_written_numbers(demo: Callable[[str], RunDir]):
-    run = demo("t2i-text")
-    assert {sample["text"] for sample in held_out(run)} == {digit_text.caption(number) for number in digit_text.HELD_OUT}
+DRAWS = {
+    "t2i": ({one.caption for one in shapes.HELD_OUT}, None, ""),
+    "t2i-text": ({digit_text.caption(number) for number in digit_text.HELD_OUT}, None, ""),
+    "t2v": ({one.caption for one in gliding.HELD_OUT}, ("video", "clip"), "data:video/mp4;base64,"),
+    "edit": ({one.text for one in shape_edits.INSTRUCTIONS}, None, '<p class="label">source</p>'),
+    "tones": ({one.caption for one in tones.HELD_OUT}, ("sound", "sound"), "data:audio/wav;base64,"),
+}
+"""Demo -> the prompts that it is judged on, where its samples name their files, and what its report holds."""
+READS = [pytest.mark.real_weights, pytest.mark.skipif(bool(READER), reason=f"not installed: {READER}")]
 
 
 @pytest.mark.slow
-def test_gliding_shapes(demo: Callable[[str], RunDir], tmp_path: Path):
-    run = demo("t2v")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=READS if name == "t2i-text" else ()) for name in DRAWS])
+def test_what_is_drawn(name: str, demo: Callable[[str], RunDir], tmp_path: Path):
+    asked, media, shown = DRAWS[name]
+    run = demo(name)
     samples = held_out(run)
-    assert {sample["text"] for sample in samples} == {glide.caption for glide in gliding.HELD_OUT}
-    assert all((run.samples / sample["video"]["clip"]).is_file() for sample in samples)
-    assert "data:video/mp4;base64," in run.report_file.read_text()
-    assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
-
-
-@pytest.mark.slow
-def test_edits(demo: Callable[[str], RunDir], tmp_path: Path):
-    run = demo("edit")
-    assert {sample["text"] for sample in held_out(run)} <= {instruction.text for instruction in shape_edits.INSTRUCTIONS}
-    assert '<p class="label">source</p>' in run.report_file.read_text()
-    assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
-
-
-@pytest.mark.slow
-def test_tones(demo: Callable[[str], RunDir]):
-    run = demo("tones")
-    samples = held_out(run)
-    assert {sample["text"] for sample in samples} == {tone.caption for tone in tones.HELD_OUT}
-    assert all((run.samples / sample["sound"]["sound"]).is_file() for sample in samples)
-    assert "data:audio/wav;base64," in run.report_file.read_text()
+    found = {sample["text"] for sample in samples}
+    assert found <= asked if name == "edit" else found == asked
+    assert media is None or all((run.samples / sample[media[0]][media[1]]).is_file() for sample in samples)
+    assert shown in run.report_file.read_text()
+    if name in ("t2i", "t2v", "edit"):
+        assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
