@@ -185,37 +185,30 @@ def test_group_norm_bounds():
     assert of_rows(GroupNorm(clip=0.5), rewards, ids, mask)[2:].tolist() == [-0.5, 0.5]
 
 
-def test_a_lone_sample():
-    rewards, mask = torch.tensor([[2.0]]), torch.ones(1, 1)
-    assert of_rows(GroupNorm(), rewards, [0], mask).item() == 0
-    assert of_rows(GroupNorm(eps=1.0, singleton="reward"), rewards, [0], mask).item() == 2 / (1 + 1.0)
-    assert of_rows(LeaveOneOut(singleton="reward"), rewards, [0], mask).item() == 2
+@pytest.mark.parametrize(
+    ("advantage", "rewards", "lengths", "expected"),
+    [
+        (LeaveOneOut(), [1.0, 4.0, 7.0], [1, 1, 1], [1 - 5.5, 4 - 4.0, 7 - 2.5]),
+        (LengthBaseline(), [1.0, 5.0], [3, 1], [-1, 3]),  # (3 x 1 + 1 x 5) / 4 = 2
+        (PassK(eps=0.0), [1.0, 3.0, 2.0], [1, 1, 1], [0, 1, 0]),  # a lead of 3 - 2 over a deviation of 1
+        (PassK(scale=False), [0.0, 5.0], [1, 1], [0, 5]),
+        (MedianNorm(eps=0.0, floor=0.25), [0.0, 0.0, 1.0], [1, 1, 1], [0, 0, 4]),
+        (GroupNorm(), [2.0], [1], [0]),
+        (GroupNorm(eps=1.0, singleton="reward"), [2.0], [1], [2 / (1 + 1.0)]),
+        (LeaveOneOut(singleton="reward"), [2.0], [1], [2]),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, Advantage) else "",
+)
+def test_by_hand(advantage: Advantage, rewards: list[float], lengths: list[int], expected: list[float]):
+    mask = torch.arange(3) < torch.tensor(lengths)[:, None]
+    assert of_rows(advantage, torch.tensor(rewards)[:, None], [0] * len(rewards), mask).tolist() == expected
+
+
+def test_the_median_is_dropped_and_groups_of_one_are_refused_where_samples_are_compared():
+    credit = MedianNorm()(scores(torch.tensor([[0.3], [0.1], [0.9]])), rollouts(torch.ones(3, 1)))
+    assert credit.keep.tolist() == [False, True, True]
     assert GroupNorm(scale="none", singleton="reward").min_group_size == 1
     assert all(part.min_group_size == 2 for part in (GroupNorm(), LeaveOneOut(), Decoupled(), ReinforcePlusPlus(baseline=True)))
-
-
-def test_leave_one_out_is_the_mean_of_the_others():
-    found = of_rows(LeaveOneOut(), torch.tensor([[1.0], [4.0], [7.0]]), [0, 0, 0], torch.ones(3, 1))
-    assert found.tolist() == [1 - 5.5, 4 - 4.0, 7 - 2.5]
-
-
-def test_length_baseline_by_hand():
-    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
-    # (3 x 1 + 1 x 5) / 4 = 2
-    assert of_rows(LengthBaseline(), torch.tensor([[1.0], [5.0]]), [0, 0], mask).tolist() == [-1, 3]
-
-
-def test_pass_k_rewards_the_best_alone():
-    # lead 3 - 2 = 1 over a deviation of 1
-    assert of_rows(PassK(eps=0.0), torch.tensor([[1.0], [3.0], [2.0]]), [0, 0, 0], torch.ones(3, 1)).tolist() == [0, 1, 0]
-    assert of_rows(PassK(scale=False), torch.tensor([[0.0], [5.0]]), [0, 0], torch.ones(2, 1)).tolist() == [0, 5]
-
-
-def test_median_norm_has_a_floor_and_drops_the_median():
-    mask, rewards = torch.ones(3, 1), torch.tensor([[0.0], [0.0], [1.0]])
-    assert of_rows(MedianNorm(eps=0.0, floor=0.25), rewards, [0, 0, 0], mask).tolist() == [0, 0, 4]
-    credit = MedianNorm()(scores(torch.tensor([[0.3], [0.1], [0.9]])), rollouts(mask))
-    assert credit.keep.tolist() == [False, True, True]
 
 
 def test_decoupled_hears_the_reward_with_little_variance():

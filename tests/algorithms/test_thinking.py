@@ -94,10 +94,12 @@ def test_one_token_has_no_later_ones():
     assert FirstApart().with_length(2) == FirstApart()
 
 
-@pytest.mark.parametrize("found", [None, "0.5", True, 1.5])
-def test_a_reference_accuracy_is_a_share(found: Any):
-    with pytest.raises(ValueError, match=r"prompt 'x' has .* in the column 'reference_accuracy'.*mmrl sample"):
-        PRESETS["adapt_think"].check_prompts([Prompt("x", columns={"reference_accuracy": found})])
+@pytest.mark.parametrize("found", [None, "0.5", True, float("nan"), 1.5])
+def test_a_reference_accuracy_is_a_share_and_a_difficulty_a_number(found: Any):
+    asked = {"adapt_think": ("reference_accuracy", ".*mmrl sample"), "pixelthink": ("difficulty", ", its difficulty")}
+    for name, (column, words) in list(asked.items())[: 1 if found == 1.5 else 2]:
+        with pytest.raises(ValueError, match=rf"prompt 'x' has .* in the column '{column}'{words}"):
+            PRESETS[name].check_prompts([Prompt("x", columns={column: found})])
 
 
 def test_thoughts_are_cut_at_budgets_and_answered():
@@ -220,12 +222,6 @@ def test_only_what_is_beyond_a_prompts_budget_costs():
     in_tokens = replace(part, unit="tokens", easy_budget=1.0, per_uncertainty=0.0)
     assert in_tokens.reads == () and part.reads == (OLD_LEAD,)
     assert float(in_tokens(scores(torch.tensor([[2.0]])), asked(1, 99), {}).total()) == pytest.approx(2 * 0.8)
-
-
-@pytest.mark.parametrize("found", [None, "5", True, float("nan")])
-def test_a_difficulty_is_a_number(found: Any):
-    with pytest.raises(ValueError, match=r"prompt 'x' has .* in the column 'difficulty', its difficulty"):
-        PRESETS["pixelthink"].check_prompts([Prompt("x", columns={"difficulty": found})])
 
 
 def test_lengths_are_of_tokens():

@@ -1,7 +1,6 @@
 """Parts of video methods: signs, slow references, what planners ask for."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
 from mmrl.algorithms.presets.video import papo, t_grpo
 from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
-from mmrl.algorithms.views import Degrade, Hint, MaskPatches, ShuffleFrames, column
+from mmrl.algorithms.views import Degrade, MaskPatches, ShuffleFrames, column
 from mmrl.algorithms.weights.importance import GroupDivergence
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
@@ -237,13 +236,10 @@ def test_the_truth_is_one_of_the_group():
     assert all(a.prompt is b.prompt for a, b in zip(requests[::2], requests[1::2], strict=True))
     with pytest.raises(ValueError, match=r"prompt 'x' has the answer \{\}"):
         WithTruth().first([Prompt("x", answer={})], 4, 0, 1)
-    with pytest.raises(ValueError, match=r"group_size to 2 or more"):
-        WithTruth().first(prompts, 1, 0, 1)
-
-
-def test_frames_and_shares_are_not_written_as_seconds():
     with pytest.raises(ValueError, match=r"span 3 to 9 \(frames\)"):
         WithTruth().first([Prompt("x", answer=Interval(3, 9, "frames"))], 4, 0, 1)
+    with pytest.raises(ValueError, match=r"group_size to 2 or more"):
+        WithTruth().first(prompts, 1, 0, 1)
 
 
 def test_some_prompts_ask_for_the_answer_alone():
@@ -301,8 +297,3 @@ def test_difficulty_is_remembered_from_run_to_run():
     assert not replace(planner).memory.rewards, "a new run knows nothing"
     with pytest.raises(ValueError, match=r"remembers 3 rewards, this run 4.*algorithm.planner.window"):
         DifficultyAware(window=4).load_state_dict(planner.state_dict())
-
-
-def test_hints_stand_under_the_text():
-    assert Hint("Look twice.")(Prompt("a", "where?", ("x",)), 0) == Prompt("a", "where?\nLook twice.", ("x",))
-    assert all(a != b for a, b in pairwise([Hint("a"), Hint("b")]))

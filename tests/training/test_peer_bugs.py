@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.shaping.thinking import OverlongPenalty
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
-from mmrl.core.types import Group, MediaSize, Prompt, Rollouts, Sample, Scored, Status
-from mmrl.training.rewards.calls import Calling
+from mmrl.core.types import Group, MediaSize, Prompt, Rollouts, Sample, Scored
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 from tests.support.rows import Nothing, rollouts, scores
 
@@ -37,31 +35,6 @@ def test_a_failed_judgement_is_not_a_zero():
     assert credit.values[:7].min() < -1 and credit.values.max() > 1
     as_zero = GroupNorm()(scores(torch.tensor([*VALUES, 0.0])[:, None]), rollouts(torch.ones(8, 1)))
     assert as_zero.values[:7].min() > 0.2, "what the zero would have done"
-
-
-def test_none_for_one_sample_is_no_hidden_penalty():
-    """TRL and ms-swift add up with nansum, so that one None among seven numbers counts as 0."""
-    runner, rows, group = judged([*VALUES, None])
-    found = runner.scores(rows, {0: runner.score([group])[0]})
-    assert found.status[7, 0] == Status.FAILED and not GroupNorm()(found, rows).keep[7]
-
-
-def test_overlong_is_clamped():
-    """ms-swift's penalty goes on below -1."""
-    shaped = OverlongPenalty(length=4, buffer=2)(scores(torch.ones(1, 1)), rollouts(torch.ones(1, 99)), {})
-    assert shaped.values[0, 1] == -1
-
-
-def test_signals_off_the_main_thread_are_loud():
-    """verl's math reward scores 0 without a word there."""
-    import signal
-
-    def alarmed(g: Group) -> list[float]:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        return [1.0] * len(g.samples)
-
-    with pytest.raises(RewardError, match="signal only works in main thread"):
-        RewardRunner([NamedReward("math", alarmed, call=Calling("thread"))]).score([judged([1.0])[2]])
 
 
 def test_a_stuck_reward_does_not_keep_the_run_nor_its_end():

@@ -167,12 +167,6 @@ def test_collapse_is_an_alarm_only_while_the_reward_rises(name: str):
     assert alarms(bad, 0.5) == alarms(bad, 0.1) == alarms(fine, 0.9) == []
 
 
-def test_completions_that_were_cut_off_may_shrink():
-    steps = [{"rollout/truncated": 0.4, "reward/total": 0.5 + 0.01 * (i % 3)} for i in range(8)]
-    steps += [{"rollout/length": 5.0, "reward/total": 0.9 + 0.01 * (i % 3)} for i in range(8)]
-    assert not any("alarm" in sentence for sentence in said(steps))
-
-
 @pytest.mark.parametrize(("now", "trained", "alarmed"), [("a", 0.9, True), ("a", 0.5, False), ("ab", 0.9, False)])
 def test_held_out_answers_that_become_alike_while_the_reward_rises(now: str, trained: float, alarmed: bool):
     health = Health()
@@ -489,7 +483,7 @@ def test_a_drift_is_an_alarm_where_the_reward_rises_and_none_is_watched(what: st
 def test_completions_that_were_cut_off_may_become_shorter_but_not_longer():
     cut = {"rollout/truncated": 0.4}
     health = Health(settings=HealthSettings(window=4))
-    for length, expected in ((60.0, 0), (160.0, 1)):
+    for length, expected in ((60.0, 0), (5.0, 0), (160.0, 1)):
         said: list[str] = []
         for step in range(16):
             late = step > 7
