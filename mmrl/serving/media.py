@@ -112,7 +112,7 @@ def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:
     return frames
 
 
-def data_url(picture: Image.Image, max_side: int = 0, picture_format: PictureFormat = "png") -> str:
+def data_url(picture: Image.Image, max_side: int = 0, picture_format: PictureFormat = "png", quality: int = 95) -> str:
     """The picture as `data:image/png;base64,...`, its longer side shrunk to at most `max_side` pixels (0 = as it is)."""
     small = upright_rgb(picture, lent=True)
     if max_side and max(small.size) > max_side:
@@ -120,7 +120,7 @@ def data_url(picture: Image.Image, max_side: int = 0, picture_format: PictureFor
         width, height = (max(1, round(side * share)) for side in small.size)
         small = small.resize((width, height), Image.Resampling.BICUBIC)
     file = io.BytesIO()
-    small.save(file, picture_format.upper(), **({"quality": 95} if picture_format == "jpeg" else {}))
+    small.save(file, picture_format.upper(), **({"quality": quality} if picture_format == "jpeg" else {}))
     return f"data:image/{picture_format};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

@@ -9,6 +9,7 @@ from mmrl.app.report.data import EVAL, TRAIN, RunData, column, read_rows
 from mmrl.app.report.figures import Estimate, estimates
 from mmrl.app.report.rows import by_task, mean
 from mmrl.app.run.folder import CHANGED
+from mmrl.app.run.sample_files import even_indices
 from mmrl.app.run.trackers import is_reward
 
 MAX_FILES = 40
@@ -52,8 +53,7 @@ def evaluations(data: RunData) -> Held:
 
 def evenly(steps: Sequence[int], most: int = MAX_FILES) -> list[int]:
     """At most this many of the steps, first and last among them."""
-    last, count = len(steps) - 1, min(most, len(steps))
-    return [steps[round(i * last / (count - 1))] if count > 1 else steps[i] for i in range(count)]
+    return [steps[i] for i in even_indices(len(steps), most)]
 
 
 def bounds(held: Held, figure: str) -> Mapping[int, tuple[float, float]]:

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from mmrl.app.run.resume import read_choices
 from mmrl.app.run.trackers import duration
 from mmrl.app.toml.tables import value_at
 from mmrl.core.samples import KINDS
+from mmrl.serving.media import data_url
 
 ASSETS = Path(__file__).parent / "assets"
 NUM_PAIRS = 12
@@ -164,19 +164,12 @@ def inline_assets(file: Path) -> str:
 def thumbnail(file: Path) -> str:
     """The address of a small copy of a picture that holds all of it; empty where it is missing, damaged, or a clip."""
     try:
-        data, suffix = file.read_bytes(), file.suffix
-        if len(data) > SMALL_BYTES:
-            with Image.open(io.BytesIO(data)) as picture:
-                small = picture.convert("RGB")
-            side = SIDE * (2 if small.width > 2 * small.height else 1)
-            small.thumbnail((side, side), Image.Resampling.LANCZOS)
-            buffer = io.BytesIO()
-            small.save(buffer, "JPEG", quality=85)
-            data, suffix = buffer.getvalue(), ".jpg"
+        if file.stat().st_size <= SMALL_BYTES:
+            return inline_assets(file) if file.suffix in (".png", ".jpg") else ""
+        with Image.open(file) as picture:
+            return data_url(picture, SIDE * (2 if picture.width > 2 * picture.height else 1), "jpeg", 85)
     except OSError:
         return ""
-    kind = {".png": "image/png", ".jpg": "image/jpeg"}.get(suffix)
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}" if kind else ""
 
 
 class Example:

@@ -344,9 +344,9 @@ def picture_of(array: np.ndarray) -> Image.Image:
     return upright_rgb(Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array))
 
 
-def even_indices(count: int) -> list[int]:
-    """At most STRIP_FRAMES indices below `count`, first and last among them."""
-    return sorted({round(x) for x in np.linspace(0, count - 1, min(count, STRIP_FRAMES))}) if count else []
+def even_indices(count: int, most: int = STRIP_FRAMES) -> list[int]:
+    """At most `most` indices below `count`, first and last among them."""
+    return sorted({round(x) for x in np.linspace(0, count - 1, min(count, most))}) if count else []
 
 
 def strip(frames: Sequence[Image.Image]) -> Image.Image:
