@@ -57,7 +57,7 @@ def other_kind(found: dict[str, Tensor], name: str) -> None:
 
 
 def spoilt(change: Callable[[dict[str, Tensor], str], object]) -> Damage:
-    return partial(models.change, models.M, partial(change, name=models.Q))
+    return partial(models.change, models.M, lambda weights: change(weights, models.Q))
 
 
 CASES: dict[str, tuple[tuple[str, ...], Damage, bool]] = {
