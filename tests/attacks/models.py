@@ -299,7 +299,6 @@ FLOW: dict[str, tuple[tuple[str, ...], Damage]] = {
     "a transformer cut short": (("cut short",), partial(cut, f"transformer/{PART}", 0.9)),
     "a class that does not exist": (("NoSuchVae",), partial(config, "model_index.json", "vae", ["diffusers", "NoSuchVae"])),
 }
-ENDLESS = partial(config, "text_encoder/config.json", "num_hidden_layers", 10**9)
 ADAPTERS: dict[str, tuple[tuple[str, ...], Damage]] = {
     "half of a layer is missing": (("policy.lora.adapter", "1 missing"), partial(of_adapter, without_first)),
     "NaN": (("policy.lora.adapter", "NaN"), partial(of_adapter, lambda weights: fill(min(weights), float("nan"))(weights))),
@@ -318,7 +317,6 @@ CLIPS: dict[str, tuple[tuple[str, ...], Damage]] = {
 ATTACKS = [
     *(Attack("models", f"vision-language model: {name}", partial(train, "text", *case)) for name, case in TEXT.items()),
     *(Attack("models", f"pipeline: {name}", partial(train, "flow", *case)) for name, case in FLOW.items()),
-    Attack("pipelines", "a text encoder of a billion layers", partial(train, "flow", ("(text_encoder)",), ENDLESS)),
     *(Attack("pipelines", f"every part damaged, part {first + 1} of 3", partial(every_part, 7 * first)) for first in range(3)),
     *(Attack("models", f"adapter of text: {name}", partial(adapter, "text", *case)) for name, case in ADAPTERS.items()),
     Attack("models", "adapter of text: a head of its own", partial(adapter, "text", *HEAD)),

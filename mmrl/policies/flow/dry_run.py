@@ -34,7 +34,7 @@ from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, ske
 from mmrl.policies.shared.dry_run import CallLog, DryRun, StillWeights, fake_weights, no_audit, size_of
 from mmrl.policies.shared.quantized.layer import put_layers
 from mmrl.policies.shared.quantized.load import linear_names
-from mmrl.runtime.pretrained import readable
+from mmrl.runtime.pretrained import readable, refuse_absurd_sizes
 
 READER = "text_encoder"
 """How names of the networks that read prompts begin."""
@@ -102,13 +102,16 @@ def config_of(model: str, index: Index, name: str) -> Any:
 
 def part_of(model: str, index: Index, name: str) -> Any:
     """A network on the meta device, or a scheduler; raises FileNotFoundError where it has no config."""
-    library, class_name = index[name]
-    cls = getattr(import_module(library), class_name)
+    (library, class_name), place = index[name], f"policy.model {model!r} ({name})"
+    with readable(place, model):
+        cls = getattr(import_module(library), class_name)
     try:
         # A scheduler's tables must hold real numbers, because code looks at them.
-        with torch.device("cpu" if name == "scheduler" else "meta"), readable(f"policy.model {model!r} ({name})", model):
+        with torch.device("cpu" if name == "scheduler" else "meta"), readable(place, model):
             if library == "transformers":
-                return cls(config_of(model, index, name))
+                settings = config_of(model, index, name)
+                refuse_absurd_sizes(settings.to_dict(), place)
+                return cls(settings)
             return cls.from_config(cls.load_config(model, subfolder=name))
     except OSError as error:
         raise FileNotFoundError(
