@@ -43,8 +43,7 @@ def train_reward_model(given: TrainArguments) -> RunDir:
         # what code of its own the model has ran while it trained
         is_trusted = True
         found = agreement(load_reward_model(run.path, trust_remote_code=is_trusted), *pairs)
-        write_agreement(found, run)
-        print_agreement(found)
+        keep_agreement(found, run)
     Terminal().print(f'in a config: [[reward]] use = "{run.path}"', markup=False, highlight=False, soft_wrap=True)
     return run
 
@@ -78,15 +77,13 @@ def agreement(scorer: Scorer, prompts: Sequence[Prompt], planner: Pairs | Pictur
     return {axis: estimate(values) for axis, values in right.items()}
 
 
-def write_agreement(found: dict[str, Estimate], run: RunDir) -> None:
-    table = {
+def keep_agreement(found: dict[str, Estimate], run: RunDir) -> None:
+    """Write the agreement into the run's folder, and print it."""
+    kept = {
         axis: {"share": one.mean, "count": one.num_prompts, **({"low": one.low, "high": one.high} if one.has_interval else {})}
         for axis, one in found.items()
     }
-    replace_text(run.path / AGREEMENT, json.dumps(table, indent=1) + "\n")
-
-
-def print_agreement(found: dict[str, Estimate]) -> None:
+    replace_text(run.path / AGREEMENT, json.dumps(kept, indent=1) + "\n")
     rows: list[Sequence[str]] = []
     for axis, one in found.items():
         interval = f"{one.low:.3f} to {one.high:.3f}" if one.has_interval else one.why_none
