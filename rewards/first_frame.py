@@ -20,8 +20,8 @@ from PIL import Image
 
 from mmrl import Need, Prompt, Scored
 from mmrl.answers.needs import OfSamples, picture
-from mmrl.answers.sources import Fit
 from mmrl.core.samples import Sample
+from mmrl.runtime.pictures import Fit
 from mmrl.runtime.ranges import Count, PositiveShare, Share
 from mmrl.serving.media import change_of, clip_of, sources_of
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from mmrl import Group, Need, Prompt, Scored
 from mmrl.answers.needs import picture
-from mmrl.answers.sources import Fit
+from mmrl.runtime.pictures import Fit
 from mmrl.runtime.ranges import Count, PositiveShare, Share, check_ranges
 from mmrl.serving.media import mask_of, pictures_of, sources_of
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from mmrl import Group, Need, Prompt, Scored
 from mmrl.answers.needs import columns, picture
-from mmrl.answers.sources import Fit
+from mmrl.runtime.pictures import Fit
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.media import pictures_of, sources_of, target_of
 

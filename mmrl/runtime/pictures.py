@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -13,6 +14,8 @@ BITS, INVERTED = 258, 262
 """TIFF's tags for the bits of a pixel, and for 0 as white or black."""
 FEW_BITS = {"L;2": 85, "L;4": 17}
 """Greys of few bits as PIL names them -> what it multiplies pixels by, though not the grey that stands for transparent."""
+Fit = Literal["resize", "crop", "pad"]
+"""resize: stretched; crop: what lies in the middle; pad: all of it, with white at two sides."""
 
 
 def upright_rgb(picture: Image.Image, lent: bool = False) -> Image.Image:
@@ -40,6 +43,18 @@ def upright_rgb(picture: Image.Image, lent: bool = False) -> Image.Image:
     shown = Image.new("RGB", layer.size, "white")
     shown.paste(layer, mask=layer.getchannel("A"))
     return shown
+
+
+def picture_at(picture: Image.Image, size: tuple[int, int], fit: Fit = "resize") -> Image.Image:
+    """The picture at `size` = (width, height) in pixels: as a model sees the start of an edit, and rewards compare with it."""
+    upright = upright_rgb(picture, lent=True)
+    if upright.size == size:
+        return upright.copy()
+    if fit == "crop":
+        return ImageOps.fit(upright, size, Image.Resampling.LANCZOS)
+    if fit == "pad":
+        return ImageOps.pad(upright, size, Image.Resampling.LANCZOS, color="white")
+    return upright.resize(size, Image.Resampling.LANCZOS)
 
 
 def notes_on(picture: Image.Image) -> tuple[str, ...]:

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mmrl.answers.sources import Fit, picture_at
 from mmrl.core.samples import Group, Prompt, Sample
-from mmrl.runtime.pictures import open_upright, upright_rgb
+from mmrl.runtime.pictures import Fit, open_upright, picture_at, upright_rgb
 from mmrl.runtime.ranges import is_finite, is_number
 
 PictureFormat = Literal["png", "jpeg"]

@@ -16,7 +16,6 @@ from mmrl.algorithms.shaping.reference import Agreement
 from mmrl.algorithms.shaping.thinking import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need
-from mmrl.answers.sources import Fit
 from mmrl.app.config.plug_ins import Loaded
 from mmrl.app.config.reward_needs import needs_of, parts_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
@@ -34,6 +33,7 @@ from mmrl.policies.text.read.looks import ANSWERS
 from mmrl.policies.text.settings import TextPolicyConfig, unshared
 from mmrl.runtime.accelerator import zero_stage
 from mmrl.runtime.blame import UnavailableError, refuse_where
+from mmrl.runtime.pictures import Fit
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
 from mmrl.training.ahead.lag import refuse_lag

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmrl.answers.sources import picture_at
 from mmrl.core.protocols import View
 from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
 from mmrl.policies.codes.janus import DrawingProcessor, Janus, family_of
@@ -38,6 +37,7 @@ from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.rollout import check_sampling
+from mmrl.runtime.pictures import picture_at
 
 __all__ = ["CodePolicy", "CodePolicyConfig"]
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mmrl.answers.sources import Fit
 from mmrl.policies.shared.compiled import refuse_computed_twice
 from mmrl.policies.shared.lora import LoraSettings, check_teachers
 from mmrl.policies.shared.quantized.load import Quantized, refuse_idle
+from mmrl.runtime.pictures import Fit
 from mmrl.runtime.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
 
 SINGLE = ".safetensors"

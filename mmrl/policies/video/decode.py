@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mmrl.answers.sources import picture_at
 from mmrl.answers.spans.displays import beyond_turns
 from mmrl.answers.spans.timelines import MissingError, Timeline, by_pyav, read_timeline, sequence
 from mmrl.core.samples import VIDEO, Video, kind_of
 from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, choose, nearest
 from mmrl.runtime.blame import about
 from mmrl.runtime.disk import sha256_of
-from mmrl.runtime.pictures import open_upright
+from mmrl.runtime.pictures import open_upright, picture_at
 
 PIECE = 16
 """Frames that exist at their full size at the same time."""

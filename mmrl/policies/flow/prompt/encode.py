@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from PIL import Image
 
-from mmrl.answers.sources import picture_at
 from mmrl.core.types import Prompt
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.prompt.embedding_cache import EmbeddingCache
 from mmrl.policies.flow.sizes import own_size, size_text
 from mmrl.policies.shared.pictures import digest_of_picture, open_picture
+from mmrl.runtime.pictures import picture_at
 from mmrl.runtime.pretrained import REMEDY
 
 log = logging.getLogger("mmrl")

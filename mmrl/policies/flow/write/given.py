@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.answers.sources import picture_at
 from mmrl.core.types import Prompt, Request
 from mmrl.flow.integrate import Trajectory
 from mmrl.flow.layout import generator_of, lay_out
@@ -17,6 +16,7 @@ from mmrl.policies.flow.trace import SigmaTable, trace_of_noised
 from mmrl.policies.flow.write.generate import Sampled
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.video.decode import clip_at, is_clip
+from mmrl.runtime.pictures import picture_at
 from mmrl.runtime.spans import in_span
 
 Pictures = Callable[[FlowFamily, Sequence[Request]], tuple[Float[Tensor, "n ..."], Sequence[object]]]
