@@ -53,18 +53,23 @@ def test_epochs_and_minibatches_deal_every_row_once_per_pass():
     assert seen[:32] != seen[32:]
 
 
-@pytest.mark.parametrize("bounds", [{}, {"ratio_bound": 1.0, "mean_ratio_bound": 1e-6}], ids=["largest", "mean"])
-def test_ratio_gate_stops_before_the_first_update(bounds):
+def wrong_at(place, off):
+    """A policy whose recorded log-probabilities are off at a place."""
     policy = FakeTextPolicy()
     rollout = policy.rollout
 
     def wrong(requests, sampling=None):
         rollouts = rollout(requests, sampling)
-        rollouts.recorded[ROLLOUT_LOGPROBS][3, 0] += 1e-3
+        rollouts.recorded[ROLLOUT_LOGPROBS][place] += off
         return rollouts
 
     policy.rollout = wrong
-    trainer = make_trainer(policy=policy, **bounds)
+    return policy
+
+
+@pytest.mark.parametrize("bounds", [{}, {"ratio_bound": 1.0, "mean_ratio_bound": 1e-6}], ids=["largest", "mean"])
+def test_ratio_gate_stops_before_the_first_update(bounds):
+    trainer = make_trainer(policy=wrong_at((3, 0), 1e-3), **bounds)
     before = weights(trainer)
     with pytest.raises(TrainingStoppedError, match=r"action 0 of prompt .*beyond ratio_bound"):
         trainer.step()
@@ -72,31 +77,13 @@ def test_ratio_gate_stops_before_the_first_update(bounds):
 
 
 def test_rows_beyond_the_first_micro_batch_are_checked():
-    policy = FakeTextPolicy()
-    rollout = policy.rollout
-
-    def wrong(requests, sampling=None):
-        rollouts = rollout(requests, sampling)
-        rollouts.recorded[ROLLOUT_LOGPROBS][-1, 0] += 1e-3
-        return rollouts
-
-    policy.rollout = wrong
-    trainer = make_trainer(PRESETS["dr_grpo"], policy=policy, micro_batch=8)
+    trainer = make_trainer(PRESETS["dr_grpo"], policy=wrong_at((-1, 0), 1e-3), micro_batch=8)
     with pytest.raises(TrainingStoppedError, match=r"before the first update the log-probability of action 0 of prompt"):
         trainer.step()
 
 
 def test_injected_rows_get_their_old_logprobs_before_the_first_update():
-    policy = FakeTextPolicy()
-    rollout = policy.rollout
-
-    def unknown(requests, sampling=None):
-        rollouts = rollout(requests, sampling)
-        rollouts.recorded[ROLLOUT_LOGPROBS][0] = math.nan
-        return rollouts
-
-    policy.rollout = unknown
-    trainer, plain = make_trainer(policy=policy), make_trainer()
+    trainer, plain = make_trainer(policy=wrong_at(0, math.nan)), make_trainer()
     trainer.step()
     plain.step()
     torch.testing.assert_close(weights(trainer), weights(plain))
@@ -152,13 +139,6 @@ def test_dynamic_sampling_draws_until_enough():
     assert metrics["rollout/rounds"] > 1
     assert metrics["rollout/discarded"] > 0
     assert metrics["rollout/discarded"] % 8 == 0
-
-
-def test_dynamic_sampling_without_any_informative_group_says_so():
-    algorithm = replace(PRESETS["dapo"], planner=DynamicSampling(max_rounds=2))
-    trainer = make_trainer(algorithm, function=lambda g: [1.0] * len(g.samples))
-    with pytest.raises(ValueError, match="informative"):
-        trainer.step()
 
 
 class Memory(Callback):

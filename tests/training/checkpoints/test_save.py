@@ -25,6 +25,13 @@ def numbered(step: int, size: int = 3) -> dict[str, Any]:
     return {"index": step, "policy": {"w": torch.full((size,), float(step))}}
 
 
+def saved(folder: Path, *steps: int, **options: Any) -> Checkpoints:
+    checkpoints = Checkpoints(folder, **options)
+    for step in steps:
+        checkpoints.save(step, numbered(step), Ranks())
+    return checkpoints
+
+
 def flip_last_byte(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -59,9 +66,7 @@ def test_a_state_of_another_version_is_refused_by_name():
 
 @pytest.mark.parametrize("name", ["policy.pt", "rest.pt", "manifest.json"])
 def test_damaged_newest_falls_back_to_the_one_before(tmp_path: Path, name: str):
-    checkpoints = Checkpoints(tmp_path)
-    for step in (1, 2):
-        checkpoints.save(step, numbered(step), Ranks())
+    checkpoints = saved(tmp_path, 1, 2)
     flip_last_byte(tmp_path / "step-2" / name)
     assert checkpoints.load()["index"] == 1
     with pytest.raises(CheckpointError, match=f"{name} is (missing or )?damaged"):
@@ -69,9 +74,7 @@ def test_damaged_newest_falls_back_to_the_one_before(tmp_path: Path, name: str):
 
 
 def test_a_checkpoint_of_another_format_is_refused_and_none_before_it_is_tried(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    checkpoints = Checkpoints(tmp_path)
-    for step in (1, 2):
-        checkpoints.save(step, numbered(step), Ranks())
+    checkpoints = saved(tmp_path, 1, 2)
     manifest = tmp_path / "step-2" / "manifest.json"
     manifest.write_text(manifest.read_text().replace(f'"format": {checkpoint.FORMAT}', '"format": 2'))
     for look in (checkpoints.load, checkpoints.recover):
@@ -84,9 +87,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_none_before_it_is_tried(t
 
 @pytest.mark.parametrize("text", ["", "[]", '{"step": 2, "format": 2}', '{"sha256": 3, "step": 2, "format": 2}'])
 def test_a_manifest_that_says_nothing_is_damage(tmp_path: Path, text: str):
-    checkpoints = Checkpoints(tmp_path)
-    for step in (1, 2):
-        checkpoints.save(step, numbered(step), Ranks())
+    checkpoints = saved(tmp_path, 1, 2)
     (tmp_path / "step-2" / "manifest.json").write_text(text)
     assert checkpoints.load()["index"] == 1 and checkpoints.recover() == 1
 
@@ -106,9 +107,7 @@ def test_nothing_there_says_so(tmp_path: Path):
 
 
 def test_recovering_clears_away_and_sets_damaged_ones_aside_while_looking_changes_nothing(tmp_path: Path):
-    checkpoints = Checkpoints(tmp_path, keep=0)
-    for step in (1, 2, 3):
-        checkpoints.save(step, numbered(step), Ranks())
+    checkpoints = saved(tmp_path, 1, 2, 3, keep=0)
     flip_last_byte(tmp_path / "step-3" / "policy.pt")
     (tmp_path / "step-4.partial").mkdir()
     (tmp_path / "step-2").rename(tmp_path / "step-2.replaced")
@@ -121,8 +120,7 @@ def test_recovering_clears_away_and_sets_damaged_ones_aside_while_looking_change
 
 
 def test_if_all_are_damaged_the_run_does_not_quietly_start_again(tmp_path: Path):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, numbered(1), Ranks())
+    checkpoints = saved(tmp_path, 1)
     (tmp_path / "step-1" / "rest.pt").unlink()
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         checkpoints.recover()
@@ -162,17 +160,14 @@ def test_a_metric_that_the_run_does_not_measure_is_refused(tmp_path: Path):
 
 
 def test_a_damaged_one_is_not_counted_among_the_newest(tmp_path: Path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for step in (1, 2):
-        checkpoints.save(step, numbered(step), Ranks())
+    checkpoints = saved(tmp_path, 1, 2, keep=2)
     (tmp_path / "step-2" / "policy.pt").write_bytes(b"short")
     checkpoints.save(3, numbered(3), Ranks())
     assert checkpoints.steps() == [1, 3]
 
 
 def test_old_ones_go_only_when_the_new_one_is_whole_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.save(1, numbered(1), Ranks())
+    checkpoints = saved(tmp_path, 1, keep=1)
     order: list[str] = []
     sync, delete = checkpoint.sync, checkpoint.delete
     monkeypatch.setattr(checkpoint, "sync", lambda folder: (order.append(folder.name), sync(folder)))
@@ -290,8 +285,7 @@ LEFT = r"could not be written \(OSError: .*No space left.*bytes are free there\)
 
 
 def test_a_full_disk_leaves_the_old_ones_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.save(1, numbered(1), Ranks())
+    checkpoints = saved(tmp_path, 1, keep=1)
     monkeypatch.setattr(checkpoint.os, "fsync", full_disk)
     with pytest.raises(CheckpointError, match=rf"{tmp_path}/step-2 {LEFT}: make room"):
         checkpoints.save(2, numbered(2), Ranks())
@@ -300,8 +294,7 @@ def test_a_full_disk_leaves_the_old_ones_and_nothing_half_written(tmp_path: Path
 
 def test_a_limit_of_the_system_within_a_file_is_told_as_what_it_is(tmp_path: Path):
     """torch hides the error of the file behind one of its own archive."""
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.save(1, numbered(1), Ranks())
+    checkpoints = saved(tmp_path, 1, keep=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
