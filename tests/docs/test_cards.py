@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mmrl.lab.tiny.text.vlms import build
-from mmrl.policies.shared.quantized.stored import tensors_in
+from mmrl.policies.shared.quantized.table import tensors_in
 from tests.docs.test_blocks import parsed, ran
 from tests.support.blocks import blocks, commands
 

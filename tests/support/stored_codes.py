@@ -9,8 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mmrl.policies.shared.quantized.stored import tensors_of
-from mmrl.policies.shared.quantized.table import quantize
+from mmrl.policies.shared.quantized.table import quantize, tensors_of
 
 
 def store_codes(folder: str | Path, target: Path, pattern: str, double: bool = True) -> Path:

@@ -16,18 +16,19 @@ from torch import Tensor, nn
 
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.quantized.stored import (
+from mmrl.policies.shared.quantized.table import (
     PARTS,
     STATE,
     Read,
+    dequantize,
     facts_of_weight,
     file_of,
     is_part,
     method_of,
     read_codes,
     read_tensor,
+    round_weight,
 )
-from mmrl.policies.shared.quantized.table import dequantize, round_weight
 from mmrl.policies.text.settings import TextPolicyConfig
 
 INDEX = ".safetensors.index.json"

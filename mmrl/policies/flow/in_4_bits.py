@@ -11,7 +11,7 @@ from torch import nn
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.quantized.layer import Nf4Linear, set_kernels
 from mmrl.policies.shared.quantized.load import linear_names, load_in_codes, load_network, plain_config, recipe_of
-from mmrl.policies.shared.quantized.stored import NETWORK, NF4, files_in, method_of
+from mmrl.policies.shared.quantized.table import NETWORK, NF4, files_in, method_of
 
 READER = "model"
 """How transformers names the files of weights."""

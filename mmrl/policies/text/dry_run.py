@@ -28,7 +28,7 @@ from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.policies.shared.dry_run import OF_TEACHERS, CallLog, DryRun, StillWeights, fake_weights, no_audit, size_of, tensors_in
 from mmrl.policies.shared.quantized.layer import SCALES_OF, nf4_layers, rest_on_host
 from mmrl.policies.shared.quantized.load import put_stored
-from mmrl.policies.shared.quantized.stored import method_of
+from mmrl.policies.shared.quantized.table import method_of
 from mmrl.policies.text import loading
 from mmrl.policies.text.families import Family, Media, family_of
 from mmrl.policies.text.families.base import OwnProcessor

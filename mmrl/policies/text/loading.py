@@ -28,7 +28,7 @@ from mmrl.policies.shared.published import refuse_variant, variants_in
 from mmrl.policies.shared.quantized.kept import CodesRecipe
 from mmrl.policies.shared.quantized.layer import rest_on_host
 from mmrl.policies.shared.quantized.load import find_stored_layers, load_in_codes, plain_config, recipe_of
-from mmrl.policies.shared.quantized.stored import NF4, file_of, files_by, files_in, method_of
+from mmrl.policies.shared.quantized.table import NF4, file_of, files_by, files_in, method_of
 from mmrl.policies.shared.teachers import adapter_of, beside_the_trained
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, belongs, family_of, hears_alone, is_text_only, model_class

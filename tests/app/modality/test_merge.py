@@ -26,8 +26,7 @@ from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.dry_run import LiveBytes, size_of
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.quantized.stored import tensors_in
-from mmrl.policies.shared.quantized.table import round_weight
+from mmrl.policies.shared.quantized.table import round_weight, tensors_in
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.flow_policies import make as make_image_policy
 from tests.support.flow_policies import stir as stir_image

@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mmrl.policies.shared.quantized.stored import tensors_of
-from mmrl.policies.shared.quantized.table import dequantize, quantize
+from mmrl.policies.shared.quantized.table import dequantize, quantize, tensors_of
 from mmrl.runtime.cache import cache_folder, fingerprint, note_new, note_use
 from mmrl.runtime.disk import room_for, sha256_of
 from mmrl.runtime.pretrained import readable, refuse_non_finite

@@ -15,18 +15,19 @@ from torch import Tensor, nn
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.kept import CodesRecipe, description
 from mmrl.policies.shared.quantized.layer import SCALES_OF, Nf4Linear, nf4_layers, put_layers, set_kernels
-from mmrl.policies.shared.quantized.stored import (
+from mmrl.policies.shared.quantized.table import (
     NETWORK,
     PARTS,
+    Codes,
     Read,
     facts_of_weight,
     files_in,
     is_part,
+    quantize,
     read_codes,
     tensors_in,
     weights_in,
 )
-from mmrl.policies.shared.quantized.table import Codes, quantize
 from mmrl.runtime.pretrained import REMEDY, load_whole, refuse_non_finite, refuse_other_keys
 
 Found = Tensor | list[Tensor]

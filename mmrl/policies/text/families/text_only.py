@@ -26,9 +26,6 @@ class TextOnly(Family):
     def num_features(self, media: Media) -> int:
         return 0
 
-    def placeholders(self, media: Media) -> dict[str, int | None]:
-        return {}
-
 
 @dataclass(frozen=True)
 class TextProcessor(OwnProcessor):

@@ -15,8 +15,7 @@ from mmrl.lab.tiny.flow.pipelines import build
 from mmrl.policies.shared.quantized import kept
 from mmrl.policies.shared.quantized.kept import RECORD, CodesRecipe, description, is_whole
 from mmrl.policies.shared.quantized.layer import base_of, digest
-from mmrl.policies.shared.quantized.stored import files_in, read_codes, tensors_in
-from mmrl.policies.shared.quantized.table import dynamic, nf4, pairs, quantize
+from mmrl.policies.shared.quantized.table import dynamic, files_in, nf4, pairs, quantize, read_codes, tensors_in
 from tests.app.modality.test_merge import RealBytes
 from tests.policies.flow.test_in_4_bits import in_4_bits as drawing
 from tests.policies.text.test_quantized import in_4_bits

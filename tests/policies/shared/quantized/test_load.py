@@ -10,7 +10,7 @@ from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from mmrl.policies.shared.dry_run import size_of
 from mmrl.policies.shared.quantized.layer import nf4_layers
 from mmrl.policies.shared.quantized.load import load_network
-from mmrl.policies.shared.quantized.stored import NETWORK, files_in
+from mmrl.policies.shared.quantized.table import NETWORK, files_in
 from tests.app.modality.test_merge import RealBytes
 
 AT_A_TIME = 24

@@ -9,16 +9,19 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from mmrl.policies.shared.quantized.stored import (
+from mmrl.policies.shared.quantized.table import (
+    dequantize,
+    dynamic,
     facts_of_weight,
     is_part,
     method_of,
+    nf4,
+    pairs,
     read_codes,
     tensors_in,
     tensors_of,
     weights_in,
 )
-from mmrl.policies.shared.quantized.table import dequantize, dynamic, nf4, pairs
 
 GOLD = Path(__file__).parent / "bitsandbytes.safetensors"
 """Normal numbers times .05 of 48 x 128, 20 x 72, 300 x 64 and, with scales in float32, 16 x 128 weights; fourth rows are 0."""
