@@ -290,7 +290,7 @@ def small_table(recipe: Recipe, folder: Path) -> Table:
 
 
 def small_values(value: Any, recipe: Recipe, folder: Path, key: str = "") -> Any:
-    """What stands under a key, on a small scale: data and rewards with the keys that are others there, paths below `folder`.
+    """The value under a key on a small scale: data and rewards with the keys that are others there, paths below `folder`.
 
     A reward whose keys change keeps its name, and a stage that trains on what another one wrote keeps its data.
     """
