@@ -73,7 +73,7 @@ class Stage:
 
     @property
     def where(self) -> str:
-        """The same, or its name."""
+        """`stage 2 of 3, rl`, or the name of the only stage."""
         return self.place or self.name
 
 
