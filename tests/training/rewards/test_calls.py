@@ -211,21 +211,15 @@ def flaky(times: int, error: Exception) -> Any:
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["def", "async def"])
-def test_further_attempts(kind):
-    function, count = flaky(2, OSError("busy"))[kind::2] if kind == 0 else flaky(2, OSError("busy"))[1:]
-    rewards = runner(function, retries=2, **NOW)
+def test_attempts_go_on_and_end(kind: int):
+    *functions, count = flaky(2, OSError("busy"))
+    rewards = runner(functions[kind], retries=2, **NOW)
     assert status(rewards.score([group()])) == [Status.OK]
-    assert count["calls"] == 3
-    assert rewards.drain_metrics()["reward/mine/retried"] == 2
-
-
-@pytest.mark.parametrize("kind", [0, 1], ids=["def", "async def"])
-def test_attempts_end(kind):
-    made = flaky(9, OSError("busy"))
-    rewards = runner(made[kind], retries=2, **NOW)
+    assert count["calls"] == 3 and rewards.drain_metrics()["reward/mine/retried"] == 2
+    *functions, count = flaky(9, OSError("busy"))
     with pytest.raises(RewardError, match="busy"):
-        rewards.score([group()])
-    assert made[2]["calls"] == 3
+        runner(functions[kind], retries=2, **NOW).score([group()])
+    assert count["calls"] == 3
 
 
 def test_a_missing_package_stops_the_run_at_once():
