@@ -326,18 +326,13 @@ def part_of(rows: Sequence[CompletionRow], prompts: PromptCache, sampling: Sampl
     """The question to the generator for these rows."""
     used = sorted({(row.shown, row.request.view, tuple(row.tokens)) for row in rows})
     place = {key: i for i, key in enumerate(used)}
+    shown = [(show(prompts[i], view, policy.views, policy.encode), begun) for i, view, begun in used]
     return (
-        [begin(prompts[i], view, begun, policy) for i, view, begun in used],
+        [append(prompt, begun) if begun else prompt for prompt, begun in shown],
         [place[row.shown, row.request.view, tuple(row.tokens)] for row in rows],
         [(row.request.seed, row.index) for row in rows],
         at_temperature(sampling, rows),
     )
-
-
-def begin(prompt: Encoded, view: str, begun: tuple[int, ...], policy: TextPolicy) -> Encoded:
-    """The prompt under a view, with the beginning of a completion behind it."""
-    shown = prompt if view == "plain" else show(prompt, view, policy.views, policy.encode)
-    return append(shown, begun) if begun else shown
 
 
 def by_turns(rows: Sequence[CompletionRow], worlds: Worlds | None) -> tuple[list[CompletionRow], list[CompletionRow]]:
