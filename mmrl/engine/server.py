@@ -273,14 +273,20 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def end_group(processes: "list[subprocess.Popen[bytes]]") -> None:
-    """Ask the newest server to end, and kill what does not."""
-    for process in processes:
-        if process.stdin is not None:
+def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Ask a watchdog, and what it holds, to end, and kill what does not in this time."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
             process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.0 if process is not processes[-1] else END_S)
-        kill_group(process)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    kill_group(process)
+
+
+def end_group(processes: "list[subprocess.Popen[bytes]]") -> None:
+    """End the newest server, and kill what is left of earlier ones."""
+    for process in processes:
+        end(process, END_S if process is processes[-1] else 0.0)
 
 
 def free_port(port: int) -> int:

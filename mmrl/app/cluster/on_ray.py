@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from mmrl.app.cluster.supervise import children, noted_signals
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.run.folder import RunDir
-from mmrl.engine.server import kill_group, start_below_watchdog, tail
+from mmrl.engine.server import end, start_below_watchdog, tail
 from mmrl.training.checkpoints.save import Checkpoints
 
 PASSED = re.compile(r"PYTHONPATH|(MMRL|HF|XDG|TORCH|PYTORCH|NCCL|GLOO|VLLM|WANDB|OMP|MKL|CUBLAS)_.*")
@@ -75,11 +75,8 @@ class Agent:
 
     def end(self) -> str:
         """End everything; the last lines of the log."""
-        if self.running is not None and self.running.stdin is not None:
-            self.running.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                self.running.wait(END_S / 2)
-            kill_group(self.running)
+        if self.running is not None:
+            end(self.running, END_S / 2)
         return tail(self.log)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.app.run.signals import NUMBERS, handled, is_ignored
-from mmrl.engine.server import kill_group, start_below_watchdog, tail
+from mmrl.engine.server import end, kill_group, start_below_watchdog, tail
 from mmrl.engine.wire.client import EngineClient
 
 POLL_S = 0.2
@@ -59,12 +59,9 @@ class Supervised:
 
     def end(self) -> None:
         """Wait a while for its end, and kill what is left."""
-        if self.running is None:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.running.wait(GRACE_S)
-        kill_group(self.running)
-        self.running.wait()
+        if self.running is not None:
+            end(self.running, GRACE_S)
+            self.running.wait()
 
 
 @dataclass
@@ -136,8 +133,7 @@ class Supervisor:
         code = server.code()
         if code is None or server.running is None:
             return
-        server.ask_to_end()
-        kill_group(server.running)
+        end(server.running, 0.0)
         server.running = None
         if server.restarts <= 0:
             where = f", and the run ends with it: look into {server.log}" if server.is_needed else ""

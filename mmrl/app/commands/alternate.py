@@ -13,17 +13,16 @@ steps = 100
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from mmrl.app.config import run as configs
 from mmrl.app.run.context import console
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.resume import changed_settings, saved_config
 from mmrl.app.toml.reader import make
-from mmrl.app.toml.tables import Table
+from mmrl.app.toml.tables import Table, Values, dotted_key, leaves, value_at
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.training.checkpoints.save import Checkpoints
 
@@ -121,18 +120,13 @@ def read_duet(file: Path) -> Duet:
     return duet
 
 
-def runs_used(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+def runs_used(values: Values) -> Iterator[tuple[str, str]]:
     """The runs that a config's data sets, rewards and worlds use: key and folder."""
-    if isinstance(value, Mapping):
-        own = cast(Mapping[str, object], value)
-        for name in ("writer",) if own.get("use") == "written" else ("run",) if key.endswith("painter") else ():
-            if isinstance(run := own.get(name), str) and run:
-                yield f"{key}.{name}", run
-        for name, inner in own.items():
-            yield from runs_used(inner, f"{key}.{name}" if key else name)
-    elif isinstance(value, list | tuple):
-        for i, inner in enumerate(cast(Sequence[object], value)):
-            yield from runs_used(inner, f"{key}.{i}")
+    for path, run in leaves(values):
+        *above, name = path
+        is_writer = name == "writer" and value_at(values, *above, "use") == "written"
+        if (is_writer or (name == "run" and above[-1:] and above[-1].endswith("painter"))) and isinstance(run, str) and run:
+            yield dotted_key(path), run
 
 
 def is_there(run: str, outputs: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.data import BOX_SIZE, in_order, kind_of_row
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, Estimate, SampleFigure, estimate, estimates, unread_by, value_of
-from mmrl.app.report.rows import SampleLine, by_task, mean
+from mmrl.app.report.rows import SampleLine, by_task, mean, number_of
 from mmrl.app.report.words import number, percent, table, write_tsv
 from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
@@ -77,14 +77,14 @@ def metrics_of(lines: Sequence[Line], by: Sequence[str]) -> dict[str, float]:
 def metrics_of_way(lines: Sequence[Line], prefix: str, by: Sequence[str]) -> dict[str, float]:
     parts = dict.fromkeys(name for line in lines for name in line.get("parts", {}))
     found = rewards_of(lines, prefix)
-    found |= {f"{prefix}/{name}": mean(as_float(line.get("parts", {}).get(name)) for line in lines) for name in parts}
+    found |= {f"{prefix}/{name}": mean(number_of(line.get("parts", {}).get(name)) for line in lines) for name in parts}
     for start, column in (("source", "source"), *((f"by/{column}", column) for column in by)):
         kinds = [kind_of_row(SampleLine(line, None), column) for line in lines]
         for kind in dict.fromkeys(filter(None, kinds)):
             own = [line for line, one in zip(lines, kinds, strict=True) if one == kind]
             found |= rewards_of(own, f"{prefix}/{start}/{kind.replace('/', '|')}", only_answered=True)
     if any(line.get("tokens") is not None for line in lines):
-        found[f"{prefix}/completion_length"] = mean(as_float(line.get("tokens")) for line in lines)
+        found[f"{prefix}/completion_length"] = mean(number_of(line.get("tokens")) for line in lines)
     spread = {line["group"]: line["diversity"] for line in lines if line.get("diversity") is not None}
     return found | ({f"{prefix}/diversity": mean(spread.values())} if spread else {})
 
@@ -92,13 +92,9 @@ def metrics_of_way(lines: Sequence[Line], prefix: str, by: Sequence[str]) -> dic
 def rewards_of(lines: Sequence[Line], prefix: str, only_answered: bool = False) -> dict[str, float]:
     """The mean of every reward and of the total."""
     names = dict.fromkeys(name for line in lines for name in line["scores"])
-    found = {f"{prefix}/{name}": mean(as_float(line["scores"].get(name)) for line in lines) for name in names}
+    found = {f"{prefix}/{name}": mean(number_of(line["scores"].get(name)) for line in lines) for name in names}
     found = {name: value for name, value in found.items() if math.isfinite(value) or not only_answered}
-    return found | {f"{prefix}/total": mean(as_float(line["total"]) for line in lines)}
-
-
-def as_float(value: float | int | None) -> float:
-    return math.nan if value is None else float(value)
+    return found | {f"{prefix}/total": mean(number_of(line["total"]) for line in lines)}
 
 
 def summary(found: Sequence[TableNumber], facts: Mapping[str, object], metrics: Mapping[str, float]) -> dict[str, object]:

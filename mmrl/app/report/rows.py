@@ -49,7 +49,7 @@ class SampleLine:
 
     @property
     def total(self) -> float:
-        return math.nan if self.line["total"] is None else float(self.line["total"])
+        return number_of(self.line["total"])
 
     @property
     def size(self) -> MediaSize | None:
@@ -169,6 +169,14 @@ def by_task(rows: Iterable[SampleLine]) -> dict[Task, list[SampleLine]]:
     for row in rows:
         found.setdefault((row.prompt, row.line["text"]), []).append(row)
     return found
+
+
+def number_of(value: object) -> float:
+    """A value of a run's files; NaN for what is no number."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def mean(values: Iterable[float]) -> float:

@@ -26,7 +26,7 @@ from mmrl.app.report.charts import (
     tick_text,
     ticks,
 )
-from mmrl.app.report.rows import mean
+from mmrl.app.report.rows import mean, number_of
 from mmrl.app.run.folder import Line, read_lines
 
 PHASES = (("rollout", "rollout"), ("reward", "reward"), ("reading old and reference weights", "read"), ("update", "update"))
@@ -63,7 +63,7 @@ def moments(train: Sequence[Line]) -> list[Moment]:
     """The steps whose time is known."""
     found: list[Moment] = []
     for line in train:
-        seconds = value(line, "time/step_s")
+        seconds = number_of(line.get("time/step_s"))
         if 0 < seconds < math.inf:
             seconds_shares = [share_of(line, metric, seconds) for _, metric in PHASES]
             shares = [share if math.isfinite(share) else 0.0 for share in seconds_shares]
@@ -73,13 +73,8 @@ def moments(train: Sequence[Line]) -> list[Moment]:
 
 def share_of(line: Line, phase: str, seconds: float) -> float:
     """The share that was measured, over all processes; in runs that did not, that of the main process."""
-    measured = value(line, f"time/{phase}_share")
-    return measured if math.isfinite(measured) else value(line, f"time/{phase}_s") / seconds
-
-
-def value(line: Line, name: str) -> float:
-    found = line.get(name)
-    return float(found) if isinstance(found, int | float) else math.nan
+    measured = number_of(line.get(f"time/{phase}_share"))
+    return measured if math.isfinite(measured) else number_of(line.get(f"time/{phase}_s")) / seconds
 
 
 def phases(train: Sequence[Line]) -> list[Phase]:
@@ -98,11 +93,10 @@ def phases(train: Sequence[Line]) -> list[Phase]:
 
 def beside_sentence(train: Sequence[Line]) -> str:
     """A sentence on who waited for whom in a run that sampled ahead of its training; empty for others."""
-    waits = {who: [x for line in train if math.isfinite(x := value(line, f"time/idle/{who}"))] for who in ("trainer", "sampler")}
-    if not all(waits.values()):
+    trainer, sampler = (mean(number_of(line.get(f"time/idle/{who}")) for line in train) for who in ("trainer", "sampler"))
+    if math.isnan(trainer) or math.isnan(sampler):
         return ""
-    trainer, sampler = (mean(shares) for shares in waits.values())
-    lag = max(value(line, "rollout/staleness") for line in train)
+    lag = max(number_of(line.get("rollout/staleness")) for line in train)
     return (
         f"samples were drawn beside training, by weights of {lag:.0f} step(s) before: training waited for samples "
         f"{trainer:.0%} of its time, and sampling waited {sampler:.0%} of its own for weights"

@@ -15,7 +15,7 @@ from mmrl.app.report.charts import Chart
 from mmrl.app.report.curves import health, others, reward_charts
 from mmrl.app.report.data import EVAL, TRAIN, RunData, is_evaluation, read_config, warning_counts
 from mmrl.app.report.page import Example, description, environment
-from mmrl.app.report.rows import SampleLine, mean
+from mmrl.app.report.rows import SampleLine, mean, number_of
 from mmrl.app.report.timing import phases, time_band
 from mmrl.app.run.folder import REQUESTS, SEEN, Line, RunDir, lines_of_changes
 from mmrl.app.run.launch import is_locked
@@ -57,7 +57,7 @@ class Feed:
                 self._evals.add(line)
             else:
                 self._train.add(line)
-                self.recent.append({name: line[name] if name == "step" else number(value) for name, value in line.items()})
+                self.recent.append({name: line[name] if name == "step" else number_of(value) for name, value in line.items()})
         self._said += [line for line in self._warnings.fresh() if isinstance(line.get("text"), str)]
         del self._said[MOST_WARNINGS:]
 
@@ -191,7 +191,7 @@ class MetricTail:
         self._names: set[str] = set()
 
     def add(self, line: Line) -> None:
-        step, values = int(line["step"]), {name: number(value) for name, value in line.items() if name != "step"}
+        step, values = int(line["step"]), {name: number_of(value) for name, value in line.items() if name != "step"}
         self._names |= set(list(values)[: MOST_NAMES - len(self._names)]) if len(self._names) < MOST_NAMES else set()
         if self.num_lines % self.width == 0:
             self._buckets.append(LineBucket(step))
@@ -216,14 +216,6 @@ class MetricTail:
                 first.add(other.sums)
         self._buckets = [pair[0] for pair in pairs]
         self.width *= 2
-
-
-def number(value: object) -> float:
-    """A value of metrics.jsonl; NaN for what is no number."""
-    try:
-        return float(value) if isinstance(value, int | float | str) else math.nan
-    except (ValueError, OverflowError):
-        return math.nan
 
 
 MOST_CHARTS = 40
