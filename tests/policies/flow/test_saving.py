@@ -7,8 +7,7 @@ import diffusers
 import pytest
 import torch
 
-from mmrl.algorithms.ema_decay import RampDecay
-from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
+from mmrl.core.readings import LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Prompt, Request
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy
@@ -19,14 +18,6 @@ from tests.support.flow_policies import FAMILIES, LORA, PLANS, latents, logprobs
 RISE = 1e-3
 
 ABSENT: dict[str, dict[str, Any]] = {"sd3": {"text_encoder_3": None, "tokenizer_3": None}, "flux": {}, "qwen_image": {}}
-
-
-def step(policy: FlowPolicy, rollouts: Any, lr: float = 1e-2) -> None:
-    optimizer = torch.optim.SGD(policy.parameters(), lr=lr)
-    (-logprobs(policy, rollouts).sum()).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    policy.advance()
 
 
 def loaded(folder: Any, family: str) -> Any:
@@ -55,16 +46,6 @@ def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family,
     assert not after[REF_LOGPROBS].requires_grad
 
 
-def test_reference_of_a_fresh_adapter_is_the_model_without_it(tiny):
-    policy = make(tiny("sd3"), ["ref"])
-    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
-    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
-    policy.net.transformer.disable_adapters()
-    with torch.no_grad():
-        switched_off = logprobs(policy, rollouts)
-    torch.testing.assert_close(reference, switched_off, atol=1e-5, rtol=0)
-
-
 def test_a_fresh_adapter_costs_the_reference_nothing_and_trains_on(tiny):
     policy = make(tiny("sd3"), ["ref"])
     rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
@@ -84,34 +65,6 @@ def test_a_fresh_adapter_costs_the_reference_nothing_and_trains_on(tiny):
     assert calls
     logprobs(policy, rollouts).sum().backward()
     assert all(weight.grad is not None for weight in policy.parameters())
-
-
-def test_a_reading_under_a_shadow_leaves_the_graph_of_the_live_one_intact(tiny):
-    policy = make(tiny("sd3"), ["ref"])
-    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
-    expected = torch.autograd.grad(logprobs(policy, rollouts).sum(), policy.parameters(), allow_unused=True)
-    live = logprobs(policy, rollouts)
-    policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)
-    found = torch.autograd.grad(live.sum(), policy.parameters(), allow_unused=True)
-    for a, b in zip(found, expected, strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("decay", [0.25, lambda updates: 0.25 if updates < 1 else 1.0], ids=["number", "schedule"])
-def test_the_average_follows_with_its_decay(tiny, decay):
-    policy = make(tiny("sd3"), ["ema"], ema_decay=decay)
-    start = [weight.clone() for weight in policy.weights.shadows["ema"].weights]
-    stir(policy)
-    policy.advance()
-    # 0.25 of the start, 0.75 of the new weights
-    expected = [0.25 * a + 0.75 * b.detach() for a, b in zip(start, policy.parameters(), strict=True)]
-    for shadow, value in zip(policy.weights.shadows["ema"].weights, expected, strict=True):
-        torch.testing.assert_close(shadow, value)
-    if callable(decay):
-        policy.advance()
-        torch.testing.assert_close(policy.weights.shadows["ema"].weights, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -197,44 +150,3 @@ def test_a_saved_pipeline_loads_in_diffusers_and_as_a_model(tiny, family, tmp_pa
     asked, plan = requests(count=1), PLANS["flow_grpo"]
     again = FlowPolicy(replace(policy.config, model=str(tmp_path / family)))
     torch.testing.assert_close(latents(again, asked, plan), latents(policy, asked, plan), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_state_survives_a_round_trip(tiny, lora):
-    policy = make(tiny("sd3"), ["ref", "ema"], ema_decay=RampDecay(slope=0.1), lora=lora)
-    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
-    for _ in range(3):
-        step(policy, rollouts, lr=1e-3)
-    wanted = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
-    values = policy.read(rollouts.trace, wanted, rollouts.action_mask)
-    state = policy.state_dict()
-    step(policy, rollouts, lr=1e-3)
-    after = policy.read(rollouts.trace, [EMA_LOGPROBS], rollouts.action_mask)[EMA_LOGPROBS]
-    fresh = make(tiny("sd3"), ["ref", "ema"], ema_decay=RampDecay(slope=0.1), lora=lora)
-    fresh.load_state_dict(state)
-    again = fresh.read(rollouts.trace, wanted, rollouts.action_mask)
-    for reading in wanted:
-        torch.testing.assert_close(again[reading], values[reading], atol=1e-6, rtol=0)
-    step(fresh, rollouts, lr=1e-3)
-    torch.testing.assert_close(
-        fresh.read(rollouts.trace, [EMA_LOGPROBS], rollouts.action_mask)[EMA_LOGPROBS], after, atol=1e-6, rtol=0
-    )
-    assert not torch.equal(values[EMA_LOGPROBS], values[REF_LOGPROBS])
-    with pytest.raises(ValueError, match="other shadows"):
-        make(tiny("sd3"), ["ref"], lora=lora).load_state_dict(state)
-    with pytest.raises(ValueError, match="other weights"):
-        make(tiny("flux"), ["ref", "ema"], lora=lora).load_state_dict(state)
-
-
-def test_accelerate_prepares_the_one_module(tiny):
-    from accelerate import Accelerator
-
-    policy = make(tiny("sd3"), ["ref"])
-    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
-    before = logprobs(policy, rollouts).detach()
-    policy.prepare(Accelerator(cpu=True))
-    torch.testing.assert_close(logprobs(policy, rollouts).detach(), before)
-    step(policy, rollouts)
-    values = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
-    torch.testing.assert_close(values[REF_LOGPROBS], before)
-    assert (values[LOGPROBS].detach() - before).abs().max() > 1e-3

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Request
+from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.policies.text.policy import LoraSettings, Sampling
 from tests.support.ascent import climb
 from tests.support.text_policies import (
@@ -44,46 +43,6 @@ def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family,
     torch.testing.assert_close(after[REF_LOGPROBS], before.detach(), atol=FP32_BOUND, rtol=0)
     assert not after[REF_LOGPROBS].requires_grad
     assert 0.5 * RISE < after[LOGPROBS].sum() - before.sum() < 1.5 * RISE
-
-
-def test_reference_of_a_fresh_adapter_is_the_model_without_it(tiny):
-    policy = make(tiny("qwen3_vl"), {"ref"}, lora=LORA)
-    rollouts = policy.rollout(mixed())
-    step(policy, rollouts)
-    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
-    with policy.adapter.disable_adapter(), torch.no_grad():
-        switched_off = logprobs(policy, rollouts)
-    torch.testing.assert_close(reference, switched_off, atol=FP32_BOUND, rtol=0)
-    assert (reference - logprobs(policy, rollouts).detach()).abs().max() > 1e-3
-
-
-def test_a_reading_under_a_shadow_leaves_the_graph_of_the_live_one_intact(tiny):
-    policy = make(tiny("qwen3_vl"), {"ref"})
-    rollouts = policy.rollout(mixed())
-    step(policy, rollouts)
-    expected = gradients(policy, rollouts)
-    live = logprobs(policy, rollouts)
-    policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)
-    weights = torch.linspace(0.5, 1.5, live.numel()).reshape(live.shape)
-    (weights * live).sum().backward()
-    named = dict(policy.net.model.named_parameters())
-    found = {name: named[name].grad for name in expected}
-    assert relative_difference(found, expected) < 1e-6
-
-
-def test_the_average_follows_with_its_decay(tiny):
-    policy = make(tiny("qwen3_vl"), {"ema"}, ema_decay=0.25)
-    start = [weight.detach().clone() for weight in policy.parameters()]
-    rollouts = policy.rollout(mixed())
-    step(policy, rollouts)
-    # 0.25 of the start, 0.75 of the new weights
-    expected = [0.25 * a + 0.75 * b.detach() for a, b in zip(start, policy.parameters(), strict=True)]
-    for shadow, value in zip(policy.weights.shadows["ema"].weights, expected, strict=True):
-        torch.testing.assert_close(shadow, value)
-    moved = policy.rollout([Request(prompts()[0], 2, 0, model="ema")])
-    read = policy.read(moved.trace, [EMA_LOGPROBS], moved.action_mask)[EMA_LOGPROBS]
-    torch.testing.assert_close(moved.recorded[ROLLOUT_LOGPROBS], read, atol=FP32_BOUND, rtol=0)
-    assert (read - logprobs(policy, moved).detach()).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -150,30 +109,6 @@ def test_automatic_adapters_sit_in_the_language_model_only(tiny, family):
     assert len(found) == {"qwen3_5": 2 * (3 + 5 + 3 + 4), "glm4v": 2 * 6 * 2}.get(family, 2 * 7 * 2)
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_state_survives_a_round_trip(tiny, lora):
-    policy = make(tiny("qwen3_vl"), {"ref", "ema"}, lora=lora)
-    rollouts = policy.rollout(mixed())
-    step(policy, rollouts)
-    wanted = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
-    values = policy.read(rollouts.trace, wanted, rollouts.action_mask)
-    state = policy.state_dict()
-    step(policy, rollouts)
-    fresh = make(tiny("qwen3_vl"), {"ref", "ema"}, lora=lora)
-    for other in (policy, fresh):
-        other.load_state_dict(state)
-        again = other.read(rollouts.trace, wanted, rollouts.action_mask)
-        for reading in wanted:
-            torch.testing.assert_close(again[reading], values[reading])
-    assert not torch.equal(values[EMA_LOGPROBS], values[REF_LOGPROBS])
-    with pytest.raises(ValueError, match="other shadows"):
-        make(tiny("qwen3_vl"), {"ref"}, lora=lora).load_state_dict(state)
-    with pytest.raises(ValueError, match="other weights"):
-        make(tiny("qwen3_vl"), {"ref", "ema"}, freeze=("vision",)).load_state_dict(
-            make(tiny("qwen3_vl"), {"ref", "ema"}).state_dict()
-        )
-
-
 @pytest.mark.parametrize("family", EVERY)
 def test_saved_weights_load_in_their_own_library(tiny, family, tmp_path):
     policy = make(tiny(family))
@@ -204,20 +139,6 @@ def test_a_saved_adapter_loads_in_peft_and_as_a_start(tiny, tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(reloaded(input_ids=ids).logits, policy.net.model(input_ids=ids).logits)
         assert (reloaded(input_ids=ids).logits - base.net.model(input_ids=ids).logits).abs().max() > 1e-3
-
-
-def test_accelerate_prepares_the_one_module(tiny):
-    from accelerate import Accelerator
-
-    policy = make(tiny("qwen3_vl"), {"ref"})
-    rollouts = policy.rollout(mixed())
-    before = logprobs(policy, rollouts).detach()
-    policy.prepare(Accelerator(cpu=True))
-    torch.testing.assert_close(logprobs(policy, rollouts).detach(), before)
-    step(policy, rollouts)
-    values = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
-    torch.testing.assert_close(values[REF_LOGPROBS], before)
-    assert (values[LOGPROBS].detach() - before).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(
