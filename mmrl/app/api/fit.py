@@ -122,17 +122,17 @@ def fit(
     values = merge(values, settings) | ({} if output is None else {"output": str(output)})
     resolved = resolve(Table.of(values, "mmrl.fit"), name="fit")
     folder = RunDir(Path(output).expanduser()) if resume and output is not None else None
-
-    def watchers(config: RunConfig) -> Sequence[Callback]:
-        in_cell = [NotebookProgress(config.steps, denoises=config.modality.name == "flow")] if in_notebook() else ()
-        return [*(in_cell or on_the_terminal(config)), *callbacks]
-
     with offer(lent.objects):
         resumed = folder.path if folder and folder.exists() else None
-        run, job = run_job(resolved, resumed, watchers=watchers)
+        run, job = run_job(resolved, resumed, watchers=lambda config: [*watchers(config), *callbacks])
         if job is None:
             return Run(run.path, finished_policy(resolved, run), is_finished=True)
     return Run(run.path, job.policy, not job.trainer.is_stopped)
+
+
+def watchers(config: RunConfig) -> Sequence[Callback]:
+    """The progress that a cell of a notebook, or the terminal, shows."""
+    return [NotebookProgress(config.steps, denoises=config.modality.name == "flow")] if in_notebook() else on_the_terminal(config)
 
 
 def finished_policy(resolved: Resolved, run: RunDir) -> Policy:

@@ -65,7 +65,7 @@ def row_of(prompt: Prompt, sample: Sample) -> tuple[Prompt, str]:
     return replace(prompt, media=(sample.image,)), ""
 
 
-class PolicyNet(nn.Module):
+class HeldNet(nn.Module):
     """The network of a policy, held as rewards hold theirs."""
 
     def __init__(self, policy: TextPolicy) -> None:
@@ -161,10 +161,10 @@ def load_judge(run: str | Path, step: int | None = None, device: str = "auto", t
 def hold_policy(run: Path, config: RunConfig, step: int | None, device: str) -> HeldModel:
     """The policy of a run's checkpoint; CheckpointError where it is damaged or not there."""
 
-    def build() -> PolicyNet:
+    def build() -> HeldNet:
         place = RunDir.open(run)
         with keep_random_state(), hushed_saving():
-            return PolicyNet(cast(TextPolicy, revive(config, place, load_state(place, step))))
+            return HeldNet(cast(TextPolicy, revive(config, place, load_state(place, step))))
 
     return hold(("policy of a run", str(run.resolve()), "newest" if step is None else f"step {step}"), build, device)
 

@@ -91,7 +91,7 @@ class Feed:
         )
 
     def state(self, data: RunData) -> dict[str, object]:
-        """Whether a process trains, seconds of a recent step and of those left (NaN: unknown), and requests not followed yet."""
+        """Is a process training; seconds of a recent step and of those left (NaN: unknown), and requests not followed yet."""
         step_s = mean(line.get("time/step_s", math.nan) for line in self.recent)
         left_s = math.nan if data.steps_wanted is None else max(0, data.steps_wanted - data.steps_done) * step_s
         asked = tuple(what for what in REQUESTS if self.run.request_file(what).exists())

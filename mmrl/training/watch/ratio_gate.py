@@ -108,7 +108,7 @@ class RatioGate:
     """Mean |difference| between readings that are equal but for rounding, once it was measured."""
     looks: bool = field(default=True, init=False)
     """Are the next rollouts compared? Those of a process's first step; of an engine and of samplers ahead, of the first few."""
-    lags: bool = field(default=False, init=False)
+    _lags: bool = field(default=False, init=False)
     """Do earlier weights write the rows, so that the record says nothing of the live ones?"""
     _looks: int = field(default=0, init=False)
 
@@ -130,6 +130,10 @@ class RatioGate:
     def is_coarse(self) -> bool:
         """Does rounding make more than what float32's bounds allow?"""
         return self.rounding is not None and self.rounding.is_coarse
+
+    def expect_lag(self, lags: bool) -> None:
+        """From the first step on whose rows earlier weights wrote, live readings are not compared with what was recorded."""
+        self._lags |= lags
 
     def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, causes: Causes = no_causes) -> float:
         """The largest |log ratio| before the first update, which must vanish: the weights are still those that sampled.
@@ -154,7 +158,7 @@ class RatioGate:
         process's turn next, and its micro-batch is compared too.
         """
         self.closed, self.looks = more, self._looks_on
-        noted = None if self.lags else micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
+        noted = None if self._lags else micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
         old = micro_batch.frozen.get(OLD_LOGPROBS, noted)
         if old is None or LOGPROBS not in live:
             return
