@@ -306,7 +306,7 @@ def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[
     held = [row_of_figure(one) for one in comparison.differences]
     ways = [(way.name, *row_of_figure(one)) for way in comparison.also for one in way.differences]
     ends = ("difference", "low", "high", "prompts", "higher", "lower", "sign_p", "unparsed_a", "unparsed_b")
-    runs: list[tuple[object, ...]] = [(row.name, *map(finite, (*row.first, *row.last, *row.best))) for row in comparison.training]
+    runs: list[tuple[object, ...]] = [(row.name, *row.first, *row.last, *row.best) for row in comparison.training]
     notices = [*comparison.notices, *([] if comparison.settings else [SAME])]
     found: list[tuple[str, Sequence[str], list[tuple[object, ...]]]] = [
         ("names", ("a", "b"), [comparison.names]),
@@ -320,13 +320,8 @@ def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[
 
 
 def row_of_figure(one: PairedChange) -> tuple[object, ...]:
-    ends = map(finite, (one.low, one.high))
-    signs = one.num_prompts, one.higher, one.lower, finite(one.sign_p)
-    return (one.name, one.before, one.after, one.difference, *ends, *signs, *map(finite, one.unread))
-
-
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    signs = one.num_prompts, one.higher, one.lower, one.sign_p
+    return (one.name, one.before, one.after, one.difference, one.low, one.high, *signs, *one.unread)
 
 
 def print_tables(comparison: Comparison, console: Console) -> None:

@@ -34,15 +34,15 @@ class RunData:
     config_text: str
     train: list[Line]
     evals: list[Line]
-    first_train: list[SampleLine]
-    last_train: list[SampleLine]
-    before: list[SampleLine]
+    first_train: list[SampleLine] = field(default_factory=list[SampleLine])
+    last_train: list[SampleLine] = field(default_factory=list[SampleLine])
+    before: list[SampleLine] = field(default_factory=list[SampleLine])
     """Held-out samples of the first evaluation."""
-    after: list[SampleLine]
+    after: list[SampleLine] = field(default_factory=list[SampleLine])
     """Held-out samples of the last evaluation; empty when there was only one."""
-    warnings: list[tuple[str, int, int]]
+    warnings: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     """Text, step it was first said at, how often."""
-    versions: Mapping[str, str]
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
     box_space: str | None = None
     """The policy's, for samples lines that name none."""
     notices: list[str] = field(default_factory=list)

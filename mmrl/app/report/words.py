@@ -93,10 +93,11 @@ def cells_of(found: Sequence[PairedChange]) -> list[list[str]]:
 
 
 def write_tsv(console: Console, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Tab-separated lines, past rich, which makes blanks of tabs; None is empty, and tabs and line ends in words are blanks."""
+    """Tab-separated lines, past rich, which makes blanks of tabs; None and NaN are empty, tabs and line ends in words blanks."""
 
     def word(value: object) -> str:
-        text = "" if value is None else repr(value) if isinstance(value, float) else str(value)
+        is_empty = value is None or (isinstance(value, float) and not math.isfinite(value))
+        text = "" if is_empty else repr(value) if isinstance(value, float) else str(value)
         return " ".join(text.split("\t")).replace("\n", " ").replace("\r", " ")
 
     console.file.write(printable("".join("\t".join(map(word, row)) + "\n" for row in (header, *rows))))

@@ -84,11 +84,9 @@ class Feed:
             notices.append(f"Lines of metrics.jsonl that are no metrics, and left out: {self._metrics.num_bad}.")
         notices += [f"Settings {text}." for text in changes]
         alarms = [line["text"] for line in self._said if line.get("level") == "error"]
-        no_rows: list[SampleLine] = []
-        return RunData(
-            *(self.run, config, text, self._train.lines(), self._evals.lines(), no_rows, no_rows, no_rows, no_rows),
-            *(warning_counts(self._said), {}, value_at(config, "policy", "box_space"), notices, alarms),
-        )
+        space, said = value_at(config, "policy", "box_space"), warning_counts(self._said)
+        lines = self._train.lines(), self._evals.lines()
+        return RunData(self.run, config, text, *lines, warnings=said, box_space=space, notices=notices, alarms=alarms)
 
     def state(self, data: RunData) -> dict[str, object]:
         """Is a process training; seconds of a recent step and of those left (NaN: unknown), and requests not followed yet."""
