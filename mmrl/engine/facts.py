@@ -86,6 +86,10 @@ def read_facts(version: str, served: Json, config: Json, weights: str, tokens: S
     model = config["model_config"]
     lora, transfer = config.get("lora_config") or {}, config.get("weight_transfer_config") or {}
     clips = (dig(model, "multimodal_config", "media_io_kwargs") or {}).get("video", {})
+    needed = {
+        "--logprobs-mode processed_logprobs": model.get("logprobs_mode") == "processed_logprobs",
+        "--no-mm-device-do-normalize": dig(model, "multimodal_config", "mm_device_do_normalize") is not True,
+    }
     fps = float(clips.get("fps", ServerFacts.clip_fps))
     if not 0 < fps < math.inf:
         raise ValueError(f"it takes clips to have {fps:g} frames per second")
@@ -103,7 +107,7 @@ def read_facts(version: str, served: Json, config: Json, weights: str, tokens: S
         tokens=tuple(map(int, tokens)),
         most_pictures=most_pictures(model),
         most_likely=int(model.get("max_logprobs", ServerFacts.most_likely)),
-        missing=tuple(missing_options(model)),
+        missing=tuple(option for option, held in needed.items() if not held),
     )
 
 
@@ -112,15 +116,6 @@ def most_pictures(model: Mapping[str, Any]) -> int | None:
     limit = (dig(model, "multimodal_config", "limit_per_prompt") or {}).get("image")
     limit = limit.get("count") if isinstance(limit, Mapping) else limit
     return None if limit is None else int(limit)
-
-
-def missing_options(model: Mapping[str, Any]) -> list[str]:
-    """The options of `vllm serve` that mmrl's training depends on and that are set differently."""
-    found = {
-        "--logprobs-mode processed_logprobs": model.get("logprobs_mode") == "processed_logprobs",
-        "--no-mm-device-do-normalize": dig(model, "multimodal_config", "mm_device_do_normalize") is not True,
-    }
-    return [option for option, held in found.items() if not held]
 
 
 def dig(config: Mapping[str, Any], part: str, name: str) -> Any:

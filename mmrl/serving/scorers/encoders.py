@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -206,22 +206,16 @@ def unit_vectors(model: str, texts: Sequence[str], device: str = "auto", batch_s
     tokenizer, found = companion("AutoTokenizer", model, "model"), list[Tensor]()
     limit = min(tokenizer.model_max_length, held.model.config.max_position_embeddings - 2)
     with held.ready() as encoder:
-        for start in range(0, len(texts), batch_size):
-            some = list(texts[start : start + batch_size])
-            tokens = tokenizer(some, padding=True, truncation=True, max_length=limit, return_tensors="pt").to(held.device)
+        for some in chunks(texts, batch_size):
+            tokens = tokenizer(list(some), padding=True, truncation=True, max_length=limit, return_tensors="pt").to(held.device)
             found.append(nn.functional.normalize(encoder(**tokens).last_hidden_state[:, 0].float(), dim=-1).cpu())
     return torch.cat(found)
 
 
-@runtime_checkable
-class _Output(Protocol):
-    @property
-    def pooler_output(self) -> Tensor: ...
-
-
-def _unit(features: Tensor | _Output) -> Float[Tensor, "n d"]:
+def _unit(features: object) -> Float[Tensor, "n d"]:
     # transformers answers an object from version 5 on
-    values = features if isinstance(features, Tensor) else features.pooler_output
+    values = getattr(features, "pooler_output", features)
+    assert isinstance(values, Tensor)
     return nn.functional.normalize(values.float(), dim=-1)
 
 
