@@ -192,12 +192,8 @@ def run_names(a: Path, b: Path) -> tuple[str, str]:
 def settings(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Dotted names of the settings that differ, with both values; where a run lies is none of them."""
     left, right = flat(a), flat(b)
-
-    def setting_text(side: Mapping[str, object], name: str) -> str:
-        return str(side[name]) if name in side else "(not set)"
-
-    names = [name for name in dict.fromkeys([*left, *right]) if name != "output"]
-    return [(name, setting_text(left, name), setting_text(right, name)) for name in names if left.get(name) != right.get(name)]
+    names = [name for name in dict.fromkeys([*left, *right]) if name != "output" and left.get(name) != right.get(name)]
+    return [(name, str(left.get(name, NOT_SET)), str(right.get(name, NOT_SET))) for name in names]
 
 
 def compare_way(sides: tuple[Side, Side], way: str) -> AlsoCompared:
@@ -285,6 +281,7 @@ def write_comparison(comparison: Comparison, file: Path) -> Path:
     return file
 
 
+NOT_SET = "(not set)"
 WIDE = 120
 """Columns of a terminal from which on first and best values are shown too."""
 MOST_OF_A_SETTING = 200
