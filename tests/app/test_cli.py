@@ -1,15 +1,24 @@
-"""The command as a person types it: what it prints, where, and its exit codes; three times as a program of its own."""
+"""The command as a person types it: what it prints, where, and its exit codes; its help, completions and what `doctor` says."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from rich.text import Text
 
+from mmrl.app.cli import app
 from mmrl.app.cli.program import refuse_one_dash
+from mmrl.app.commands import doctor
+from mmrl.app.commands.help import EXAMPLES, PANELS, complete_config, complete_name, complete_reward
+from mmrl.app.config import run as configs
 from tests.support.command import run_here
 from tests.support.each import for_each
 
@@ -206,3 +215,129 @@ def test_data_is_checked_split_and_named(tmp_path: Path):
     assert bad.returncode == 2
     assert "boxes.jsonl:1: column nobox is missing" in bad.stderr
     assert "did you mean 'box_format'" in mmrl("data", "check", "boxes.jsonl", "box_forma=xywh", cwd=tmp_path).stderr
+
+
+WITH_CONFIG = ("train", "plan", "check")
+
+
+def printed(*words: str, **environment: str) -> str:
+    """What the command prints."""
+    program = "import sys; sys.argv[0] = 'mmrl'; from mmrl.app.cli import main; main()"
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env={**os.environ, **environment})
+    return done.stdout
+
+
+@cache
+def commands() -> dict[str, Any]:
+    """Name -> command, those of groups too."""
+    top: Any = typer.main.get_command(app)
+    context = top.context_class(top, info_name="mmrl")
+    found: dict[str, Any] = {}
+    for name in top.list_commands(context):
+        command = found[name] = top.get_command(context, name)
+        if hasattr(command, "list_commands"):
+            below = command.context_class(command, info_name=name, parent=context)
+            found |= {f"{name} {one}": command.get_command(below, one) for one in command.list_commands(below)}
+    return found
+
+
+def test_every_command_has_a_place_in_the_day():
+    day = [name for names in PANELS.values() for name in names]
+    top = [name for name in commands() if " " not in name]
+    assert top == [name for name in day if name in top] and set(top) <= set(day)
+    assert all(command.rich_help_panel for name, command in commands().items() if " " not in name)
+
+
+@for_each("name", sorted(commands()))
+def test_every_command_has_an_example(name: str):
+    assert EXAMPLES[name] and all(line.startswith(f"mmrl {name.split()[0]}") for line in EXAMPLES[name])
+    assert [line for line in EXAMPLES[name] if line not in commands()[name].epilog] == []
+
+
+@for_each("name", sorted(commands()))
+def test_no_help_is_eaten_as_markup(name: str):
+    helps = [str(parameter.help) for parameter in commands()[name].params if getattr(parameter, "help", None)]
+    assert [text for text in helps if Text.from_markup(text).plain != text] == []
+
+
+def test_examples_are_printed():
+    shown = printed("show", "--help")
+    assert "Examples:" in shown and all(line in " ".join(shown.split()) for line in EXAMPLES["show"])
+
+
+@for_each("line", [line for name, lines in EXAMPLES.items() if name in commands() for line in lines])
+def test_examples_parse(line: str):
+    command: Any = typer.main.get_command(app)
+    words, context = shlex.split(line)[1:], command.context_class(command, info_name="mmrl")
+    name = ""
+    while hasattr(command, "resolve_command"):
+        found, command, words = command.resolve_command(context, words)
+        name = f"{name} {found}".strip()
+    command.make_context(name, list(words), parent=context)
+    if name in WITH_CONFIG and words[0] != "--task" and "/" in words[0] and words[0].partition("/")[0] == "tiny":
+        configs.load(words[0], [word for word in words[1:] if "=" in word])
+
+
+def test_names_are_completed():
+    assert "tiny/image" in complete_config("tiny/i") and complete_config("tiny/i") == ["tiny/image"]
+    assert complete_reward("io") == ["iou"]
+    assert {"dapo", "iou", "digits_grounding", "tiny/flow"} <= set(complete_name(""))
+
+
+def test_the_shell_is_given_them():
+    assert printed(_MMRL_COMPLETE="complete_bash", COMP_WORDS="mmrl plan tiny/i", COMP_CWORD="2").split() == ["tiny/image"]
+
+
+MODULES = {
+    "fine": "print('fails is printed by a module')",
+    "raises": "raise RuntimeError('operator torchvision::nms\\n does not exist')",
+    "leaves": "raise SystemExit(3)",
+    "dies": "import os; os._exit(7)",
+    "last": "import fine",
+}
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return [*MODULES, "absent"]
+
+
+def test_whatever_an_import_does_is_told_of_that_module_alone(
+    modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert doctor.broken_imports(modules) == {
+        "raises": "RuntimeError: operator torchvision::nms does not exist",
+        "leaves": "SystemExit: 3",
+        "dies": "its import ends the process with exit code 7",
+        "absent": "ModuleNotFoundError: No module named 'absent'",
+    }
+    (tmp_path / "waits.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "LONGEST_S", 2)
+    assert doctor.broken_imports(["fine", "waits"]) == {"waits": "its import takes more than 2 s"}
+
+
+def test_nothing_in_the_working_directory_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "numpy.py").write_text("raise RuntimeError('mine')")
+    monkeypatch.chdir(tmp_path)
+    assert doctor.broken_imports(["numpy"]) == {}
+
+
+def test_what_is_broken_is_named_with_the_remedy(modules: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "modules_of", lambda names: {"torchvision": "raises", "torch": "dies", "pyarrow": "leaves"})
+    said = doctor.diagnosis()
+    assert "CANNOT BE IMPORTED (RuntimeError: operator torchvision::nms does not exist)" in said
+    assert "accelerator" in said and "unknown: torch cannot be imported" in said
+    (data,) = [line for line in said.splitlines() if line.startswith("[data]")]
+    assert data.endswith("installed; pyarrow CANNOT BE IMPORTED (SystemExit: 3)")
+    assert "pip install -c constraints.txt" in said
+
+
+def test_the_module_of_every_package_that_is_needed_is_known():
+    needed = [name for name in doctor.packages() if name != "mmrl"]
+    found = doctor.modules_of(needed)
+    assert found.keys() == set(needed)
+    assert found["pillow"] == "PIL" and found["pyyaml"] == "yaml" and found["open-clip-torch"] == "open_clip"
