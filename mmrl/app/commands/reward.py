@@ -27,7 +27,7 @@ from mmrl.app.errors import Terminal, printable
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.plugins.catalog import find_config
+from mmrl.app.plugins.catalog import catalog
 from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
@@ -129,15 +129,9 @@ def inputs_of_test(
 
 def is_config(target: str) -> bool:
     """True if an argument names a config; Python files and addresses are rewards."""
-    if target.endswith(".toml"):
-        return True
-    if target.endswith(".py") or ":" in target:
-        return False
-    try:
-        find_config(target)
-    except FileNotFoundError:
-        return False
-    return True
+    is_reward = target.endswith(".py") or ":" in target
+    is_known = Path(target).expanduser().is_file() or target in [one.name for one in catalog("configs")]
+    return target.endswith(".toml") or (not is_reward and is_known)
 
 
 def space_of(config: RunConfig) -> str | None:

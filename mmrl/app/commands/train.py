@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from logging.handlers import MemoryHandler
@@ -248,8 +249,10 @@ def fit_all(
                 break
     finally:
         job.trainer.callbacks.close()
-        if ranks.is_main:
-            report_profile(trace)
+        if ranks.is_main and trace.is_written:
+            console.print(f"trace of {trace.steps}: {trace.file} (open it at ui.perfetto.dev or chrome://tracing)")
+        elif ranks.is_main and trace.steps is not None:
+            console.print(f"no trace: the run ended before step {trace.steps.first}")
     if job.trainer.is_stopped and ranks.is_main:
         text = f"stopped by {job.trainer.stop.asked_by} and saved after step {job.trainer.index}; go on with"
         console.print(f"{text}\n{how_to_go_on(job.config, run)}")
@@ -258,24 +261,13 @@ def fit_all(
 
 def fit(job: Job, run: RunDir, ranks: Ranks, trace: Profile, early: MemoryHandler | None = None) -> None:
     """Train one stage. SIGTERM and Ctrl-C save."""
-    with listen(job.trainer.stop):
-        if ranks.is_main:
-            with run.record_warnings(lambda: job.trainer.index, early):
-                if job.trainer.index == 0 and (warning := idle_terms(job.config.algorithm)) is not None:
-                    log.warning(warning)
-                job.trainer.fit(trace)
-                if job.trainer.goal is not None and not job.trainer.is_stopped:
-                    job.trainer.goal.say()
-        else:
-            job.trainer.fit(trace)
-
-
-def report_profile(profile: Profile) -> None:
-    """Say where the trace of a run is, or why there is none."""
-    if profile.is_written:
-        console.print(f"trace of {profile.steps}: {profile.file} (open it at ui.perfetto.dev or chrome://tracing)")
-    elif profile.steps is not None:
-        console.print(f"no trace: the run ended before step {profile.steps.first}")
+    noting = run.record_warnings(lambda: job.trainer.index, early) if ranks.is_main else nullcontext()
+    with listen(job.trainer.stop), noting:
+        if ranks.is_main and job.trainer.index == 0 and (warning := idle_terms(job.config.algorithm)) is not None:
+            log.warning(warning)
+        job.trainer.fit(trace)
+        if ranks.is_main and job.trainer.goal is not None and not job.trainer.is_stopped:
+            job.trainer.goal.say()
 
 
 def how_to_go_on(config: RunConfig, run: RunDir) -> str:
