@@ -8,13 +8,16 @@ from pathlib import Path
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, algorithm_table, assemble, changes, costs, needs
 from mmrl.app.config.run import algorithm_origin, load
-from mmrl.app.inspect.settings import ranges_below, ranges_of_config, unset_rows
+from mmrl.app.inspect.settings import Row, ranges_below, ranges_of_config, unset_rows
 from mmrl.app.inspect.things import Thing, all_names, first_line, source_of, things_called
 from mmrl.app.plugins.cards import cards
 from mmrl.app.plugins.catalog import configs, preset_documents
 from mmrl.app.toml.tables import Table, dotted_key, leaves
 from mmrl.runtime.near import nearest
 from mmrl.training.metric_names import METRICS, Metric, metric_of
+
+Shown = tuple[str, object, str, str]
+"""Dotted key, value, range and origin of a setting."""
 
 
 def description(name: str, overrides: Sequence[str] = (), everything: bool = False) -> str:
@@ -23,18 +26,20 @@ def description(name: str, overrides: Sequence[str] = (), everything: bool = Fal
     `everything` shows of a config also what it does not set. Raises FileNotFoundError for something else, and ValueError where
     it does not resolve, or `everything` or overrides are asked of something that has no use for them.
     """
-    documents, kind = preset_documents(), kind_of(name, everything)
-    if kind == "algorithm":
-        return "\n".join(algorithm_lines(name, documents[name], overrides))
+    kind = kind_of(name, everything)
     if kind == "thing":
         return "\n\n\n".join("\n".join(thing.lines()) for thing in found_things(name, overrides))
     if kind == "metric":
         return "\n".join(f"{one.name}: a metric, unit: {one.unit}\n    {one.meaning}" for one in metrics_called(name))
-    resolved = load(name, overrides)
-    ranges = ranges_of_config(resolved.config)
-    rows = [(key, str(value), ranges.get(key, ""), origin) for key, value, origin in resolved.rows()]
-    more = ["", "Not set:", "", *columns(unset_rows(resolved))] if everything else []
-    return "\n".join([resolved.config.algorithm.label, "", *columns(rows), *more, "", *part_lines(resolved.config.algorithm)])
+    assembly, rows, unset = settings_shown(kind, name, overrides, everything)
+    head: list[str] = []
+    if kind == "algorithm":
+        card = [f"{word:<10}{text}" for word, text in card_facts(name, assembly)]
+        wrapped = [line for text in card for line in textwrap.wrap(text, 80, subsequent_indent=" " * 10, break_on_hyphens=False)]
+        head = [preset_documents()[name].strip(), "", *wrapped, ""]
+    more = ["", "Not set:", "", *columns(unset)] if everything else []
+    own = columns([(key, str(value), words, origin) for key, value, words, origin in rows])
+    return "\n".join([assembly.label, "", *head, *own, *more, "", *part_lines(assembly)])
 
 
 def facts(name: str, overrides: Sequence[str] = (), everything: bool = False) -> list[dict[str, object]]:
@@ -47,16 +52,12 @@ def facts(name: str, overrides: Sequence[str] = (), everything: bool = False) ->
         ]
     if kind == "metric":
         return [{"kind": kind, "name": one.name, "unit": one.unit, "document": one.meaning} for one in metrics_called(name)]
+    assembly, rows, found = settings_shown(kind, name, overrides, everything)
+    more: dict[str, object] = {}
     if kind == "algorithm":
-        assembly, rows = resolved_preset(name, overrides)
-        document, card = preset_documents()[name].strip(), dict(card_facts(name, assembly))
-        more: dict[str, object] = {"document": document, "card": card}
-    else:
-        resolved = load(name, overrides)
-        ranges, assembly = ranges_of_config(resolved.config), resolved.config.algorithm
-        rows = [(key, value, ranges.get(key, ""), origin) for key, value, origin in resolved.rows()]
-        unset = [{"key": key, "value": value, "origin": origin} for key, value, origin in unset_rows(resolved)]
-        more = {"not_set": unset} if everything else {}
+        more = {"document": preset_documents()[name].strip(), "card": dict(card_facts(name, assembly))}
+    elif everything:
+        more = {"not_set": [{"key": key, "value": value, "origin": origin} for key, value, origin in found]}
     own = [dict(zip(("slot", "kind", "file", "formula"), row, strict=True)) for row in part_rows(assembly)]
     settings = [dict(zip(("key", "value", "range", "origin"), row, strict=True)) for row in rows]
     return [{"kind": kind, "name": name, "label": assembly.label, **more, "settings": settings, "parts": own}]
@@ -97,29 +98,21 @@ def found_things(name: str, overrides: Sequence[str]) -> list[Thing]:
     return found
 
 
-def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Iterator[str]:
-    assembly, rows = resolved_preset(name, overrides)
-    yield assembly.label
-    yield ""
-    yield document.strip()
-    yield ""
-    for word, text in card_facts(name, assembly):
-        yield from textwrap.wrap(f"{word:<10}{text}", 80, subsequent_indent=" " * 10, break_on_hyphens=False)
-    yield ""
-    yield from columns([(key, str(value), words, origin) for key, value, words, origin in rows])
-    yield ""
-    yield from part_lines(assembly)
-
-
-def resolved_preset(name: str, overrides: Sequence[str]) -> tuple[Assembly, list[tuple[str, object, str, str]]]:
-    """A preset with overrides, and the key, value, range and origin of everything in it."""
+def settings_shown(kind: str, name: str, overrides: Sequence[str], everything: bool) -> tuple[Assembly, list[Shown], list[Row]]:
+    """The parts of an algorithm or a config, all that it sets, and where asked what it does not set."""
+    if kind == "config":
+        resolved = load(name, overrides)
+        ranges, unset = ranges_of_config(resolved.config), unset_rows(resolved) if everything else []
+        rows = [(key, value, ranges.get(key, ""), origin) for key, value, origin in resolved.rows()]
+        return resolved.config.algorithm, rows, unset
     table = Table.of({"algorithm": {"preset": name}}, "asked for", overrides)
     assembly = assemble(table)
     ranges = dict(ranges_below(assembly.algorithm, ("algorithm",)))
-    return assembly, [
+    rows = [
         (key := dotted_key(path), value, ranges.get(key, ""), table.origin(path) or algorithm_origin(path, name, table))
         for path, value in leaves({"algorithm": algorithm_table(assembly)})
     ]
+    return assembly, rows, []
 
 
 def card_facts(name: str, assembly: Assembly) -> list[tuple[str, str]]:
