@@ -29,24 +29,13 @@ from mmrl.app.run import trackers as step_spans
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import StepSpans, stride
 from mmrl.runtime.spans import span
-from tests.app.report.test_page import page_of
+from tests.app.report.test_page import page_of, row
 from tests.support.runs import write_run
 
 
-def line(
-    prompt: str, total: float | None, completion: str = "x", parts: dict[str, float] | None = None, **more: Any
-) -> SampleLine:
-    values = {
-        "prompt": prompt,
-        "text": "?",
-        "completion": completion,
-        "total": total,
-        "scores": {"r": total},
-        "parts": parts or {},
-    }
-    return SampleLine(
-        {**values, "answer_boxes": [], "media": [], "media_sizes": [], "columns": {}, **more}, more.get("box_space")
-    )
+def line(prompt: str, total: float | None, completion: str = "x", **more: Any) -> SampleLine:
+    given = {"prompt": prompt, "text": "?", "total": total, "scores": {"r": total}, "columns": {}, "media_sizes": [], **more}
+    return SampleLine(row(completion, [], **given).line, more.get("box_space"))
 
 
 def test_shares_have_wilsons_interval():

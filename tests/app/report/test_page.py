@@ -44,7 +44,7 @@ def page_of(run: RunDir) -> str:
 
 
 def row(
-    text: str, truth: list[list[float | None]], size: tuple[int, int, int, int] = (200, 100, 100, 50), **line: object
+    text: str, truth: list[list[float | None]], /, size: tuple[int, int, int, int] = (200, 100, 100, 50), **line: object
 ) -> SampleLine:
     """A samples line about a picture of 200 x 100 pixels that the model saw at half size."""
     values = {"prompt": "p", "completion": text, "total": 1.0, "answer_boxes": truth, "media": [], "media_sizes": [list(size)]}
