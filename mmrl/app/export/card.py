@@ -66,7 +66,7 @@ def model_card(exported: Exported) -> str:
     library = modality.adapter_library if is_adapter else modality.library
     held = {"adapter": f"a LoRA adapter for {library}", "merged": "merged LoRA", "whole": "all trained"}
     rewards = [f"{reward.label} (weight {reward.weight:g})" for reward in config.reward]
-    versions = one.data.versions
+    versions, evaluated = one.data.versions, config.evaluation.weights
     lines = [
         *front_matter(config, library, one.task),
         f"# {shown.rpartition('/')[2]} after {label}",
@@ -83,7 +83,7 @@ def model_card(exported: Exported) -> str:
         "## Results",
         "",
         *results(one.data, one.step),
-        *other_weights(one),
+        *([] if one.weights == evaluated else ["", f"The {evaluated} weights were evaluated."]),
         "",
         *numbers_again(one),
         "",
@@ -124,12 +124,6 @@ def evaluation_words(config: RunConfig, facts: Facts) -> str:
     return (
         f"{facts['num_steps']} Euler steps, guidance {facts['guidance']:g}, {size}, {drawn}, {seed}, {evaluation.weights} weights"
     )
-
-
-def other_weights(one: Exported) -> list[str]:
-    """A sentence where other weights were evaluated than the export holds."""
-    evaluated = one.config.evaluation.weights
-    return [] if one.weights == evaluated else ["", f"The {evaluated} weights were evaluated."]
 
 
 def numbers_again(one: Exported) -> Iterator[str]:
