@@ -213,13 +213,15 @@ def test_the_whole_of_a_published_generator_fits_the_cards_people_have(tmp_path:
     (tmp_path / "prompts.txt").write_text("\n".join(f"a red fox, {i}" for i in range(16)))
     folder = stable_diffusion(tmp_path / "sd35")
     resolved = one_line("t2i", str(folder), str(tmp_path / "prompts.txt"), ["pick_score"], [])
-    for size in (24, 80):
-        memory = fit_to(resolved, card(size)).plan.memory
+    for size in (8, 24, 80):
+        fit = fit_to(resolved, card(size))
+        memory, policy = fit.plan.memory, fit.resolved.config.policy
+        assert (policy.weights == "nf4") == (size == 8)  # type: ignore[union-attr]
         assert memory.parameters - memory.trained == pytest.approx(2.243e9, rel=0.02)
         assert advice(memory, size * GIB, is_text=False) is None
-    with pytest.raises(ValueError, match=r"needs 1\d\.\d\d GiB of a card of 8\.0 GiB") as caught:
-        fit_to(resolved, card(8))
-    assert len(remedies_in(str(caught.value))) == 3
+    with pytest.raises(ValueError, match=r"needs \d\.\d\d GiB of a card of 4\.0 GiB") as caught:
+        fit_to(resolved, card(4))
+    assert len(remedies_in(str(caught.value))) == 2
 
 
 @pytest.mark.evidence
