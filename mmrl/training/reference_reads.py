@@ -61,7 +61,8 @@ class ReferenceReads:
         checked = sampled is not None and check
         extra = [OLD_LOGPROBS] if checked and under is None and OLD_LOGPROBS not in missing else []
         read = self.sizes.fit(lambda: self.read_rows(rollouts, missing + extra)) if missing or extra else {}
-        self.gate.expect_lag(under is not None)
+        if under is not None:
+            self.gate.expect_lag()
         if checked and sampled is not None:
             with nullcontext() if under is None else under():
                 own = read if under is None else self.read_live(rollouts, [OLD_LOGPROBS])

@@ -138,7 +138,7 @@ def objects_of(answer: object, who: str) -> Objects:
     return found
 
 
-def ask(address: str, picture: Image.Image, threshold: float, seconds: float) -> Mapping[str, Any]:
+def ask(address: str, picture: Image.Image, threshold: float, seconds: float) -> Mapping[str, object]:
     """A server's answer about a picture. Raises RuntimeError, ValueError or what `fetch` raises where there is none."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
@@ -149,7 +149,7 @@ def ask(address: str, picture: Image.Image, threshold: float, seconds: float) ->
     table: object = json.loads(answer.content)
     if not isinstance(table, Mapping):
         raise ValueError(f"{address} answered no table")
-    return cast(Mapping[str, Any], table)
+    return cast(Mapping[str, object], table)
 
 
 def sure(objects: Objects, threshold: float) -> Objects:

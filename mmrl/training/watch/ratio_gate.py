@@ -131,9 +131,9 @@ class RatioGate:
         """Does rounding make more than what float32's bounds allow?"""
         return self.rounding is not None and self.rounding.is_coarse
 
-    def expect_lag(self, lags: bool) -> None:
+    def expect_lag(self) -> None:
         """From the first step on whose rows earlier weights wrote, live readings are not compared with what was recorded."""
-        self._lags |= lags
+        self._lags = True
 
     def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, causes: Causes = no_causes) -> float:
         """The largest |log ratio| before the first update, which must vanish: the weights are still those that sampled.
