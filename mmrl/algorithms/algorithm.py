@@ -28,7 +28,6 @@ NO_COPIES = ("policy", "old", "rollout", "start", "teacher", OF_SCORES)
 """These need no copy of the weights: `old` and `start` are read before the first update, `rollout` was recorded while sampling,
 and teachers are adapters of the policy, or models of their own."""
 
-
 MOST_ROLLOUTS = 2**20
 """Of one step."""
 

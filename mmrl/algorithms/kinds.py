@@ -33,7 +33,6 @@ KINDS: Mapping[str, Algorithm] = {
 }
 """The kind of a stage -> the algorithm that it starts from; generators have their own."""
 
-
 OWN_KINDS = {"flow": "pictures", "token_image": "codes"}
 """Kind of policy -> the end of the names of its entries in KINDS."""
 

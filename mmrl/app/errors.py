@@ -33,7 +33,6 @@ PATIENCE_S = 0.7
 log = logging.getLogger("mmrl.loading")
 """The command line prints what it says, on the main process alone."""
 
-
 EXTRAS = {
     "jinja2": "report",
     "matplotlib": "report",

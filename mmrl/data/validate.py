@@ -51,7 +51,6 @@ BAD_ROW = (ValueError, OSError, OverflowError)
 FILE_ROW = "file_row"
 """The column of a prompt that says where it comes from: "boxes.jsonl:12"."""
 
-
 _TRUE = {"choice": true_letters, "number": true_number, "regression": true_number, "span": true_spans}
 """Kind of a question -> what reads its answer; others are texts."""
 

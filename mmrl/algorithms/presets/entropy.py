@@ -77,7 +77,6 @@ reward file's. No KL. 4 updates per step are ours; with one the clip never acts.
 which no formula was found, the supervised stage, skipping prompts that are too easy.
 """
 
-
 high_entropy = replace(dapo, importance=(HighEntropy(quantile=0.2),))
 """DAPO on the fifth of the tokens with the highest entropy.
 

@@ -320,7 +320,6 @@ first and last sigmas. The paper's plain matching loss is weighting = "uniform";
 the ratio is combine = "sum_first". Nothing else is left out.
 """
 
-
 refl = replace(
     flow_grpo,
     objective=((1.0, RewardGradient()),),
@@ -357,7 +356,6 @@ backpropagation, since inputs carry nothing. Guidance is the policy's, with a gr
 detaches the unconditional one; cached latents stay in float32, where the code rounds them to half. One update per step; it has no
 ratio. Not implemented: the Lagrange variant (LeapAlign), DRTune; that step j is always among a bridge's active ones is ours.
 """
-
 
 crd = replace(
     diffusion_nft,

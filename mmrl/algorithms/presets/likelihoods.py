@@ -59,7 +59,6 @@ Its form that gates by whole answers, and its 0.2; the penalty is divided as the
 neither clip nor penalty acts. Not implemented: gates per turn, the form without the answer's tokens.
 """
 
-
 mm_upt = replace(
     grpo,
     advantage=GroupNorm(eps=1e-6),

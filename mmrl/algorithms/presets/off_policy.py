@@ -35,7 +35,6 @@ Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm (REC-OneSide-NoIS),
 grow 20 steps old); with one it is REINFORCE. Not implemented: samples from earlier steps.
 """
 
-
 arpo_gui = replace(CLIPPED, planner=ReplaySuccess(keep_old=False), objective=((1.0, Clip(low=0.2, high=0.3)),))
 """Groups that fail altogether get an old success of their prompt in place of a sample.
 

@@ -103,7 +103,6 @@ the column difficulty. 4 updates per step are ours; with one the clip never acts
 themselves.
 """
 
-
 s_grpo = replace(CLIPPED, planner=SerialExits(), shaping=(ExitDecay(),), advantage=CENTRED)
 """Answers that leave one thought at different places: the earliest right one earns most, each later one half of it.
 
@@ -138,7 +137,6 @@ TreeRL: LLM Reinforcement Learning with On-Policy Tree Search, arXiv:2506.11902.
 policy.sampling.temperature. 4 updates per step are ours; with one the clip never acts. Not implemented: several rounds of
 branches.
 """
-
 
 reinforce_ada = replace(grpo, planner=UntilMixed(), advantage=Downsampled(), objective=((1.0, Clip()),), minibatches=4)
 """Rounds of 8 samples until two are right and two wrong; statistics of all of them, training on four.

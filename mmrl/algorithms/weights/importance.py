@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmrl.algorithms.views import SEEN
 from mmrl.algorithms.weights.aggregate import PlainWeight
-from mmrl.core.hooks import PartHooks
+from mmrl.core.hooks import PartHooks, WeightHooks
 from mmrl.core.readings import (
     ATTENTION_DISTANCE,
     ATTENTION_INFLUENCE,
@@ -32,7 +32,7 @@ from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)
-class HighEntropy(PlainWeight):
+class HighEntropy(WeightHooks):
     """1 for the `quantile` of actions with the highest entropy, 0 for the others ("80/20", arXiv:2506.01939).
 
     The threshold is taken over the actions of the minibatch, at the weights that sampled (TRL: at the current ones, again in
@@ -43,7 +43,10 @@ class HighEntropy(PlainWeight):
     """The part that is kept, in (0, 1]."""
 
     reads = pools = (OLD_ENTROPY,)
-    scope = "batch"
+
+    @property
+    def scope(self) -> Scope:
+        return "batch"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         entropy, mask = batch.frozen[OLD_ENTROPY], batch.rollouts.action_mask
@@ -161,7 +164,7 @@ class SureTeacher(PartHooks):
 
 
 @dataclass(frozen=True)
-class GroupDivergence(PlainWeight):
+class GroupDivergence(WeightHooks):
     """w_t = 1 + (alpha - 1) (D_t - min D) / (max D - min D), D_t = how far a group's distributions differ there (TW-GRPO).
 
     arXiv:2505.24718. D_t = mean_g sum_v exp(d) - d - 1, d = clamp(mean over the group of log p - log p, 11), the same for all
@@ -173,7 +176,11 @@ class GroupDivergence(PlainWeight):
     alpha: NonNegative = 1.7
     """Weight where the group disagrees most; 1 = uniform. The paper's script has 1.7, its code 1.4."""
 
-    reads, scope = (GROUP_DIVERGENCE,), "group"
+    reads = (GROUP_DIVERGENCE,)
+
+    @property
+    def scope(self) -> Scope:
+        return "group"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         divergence = batch.frozen[GROUP_DIVERGENCE].to(batch.advantages.dtype)
@@ -186,7 +193,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class ConflictTokens(PlainWeight):
+class ConflictTokens(WeightHooks):
     """w / max(1, number of shared tokens), w at those 0 in wrong answers and `boost` in right ones, 1 at the others (GTPO).
 
     GTPO, arXiv:2508.03772. An answer is right if its reward is above its group's mean and wrong below, whatever else its
@@ -199,7 +206,11 @@ class ConflictTokens(PlainWeight):
     boost: NonNegative = 2.0
     """Weight of shared tokens in right answers."""
 
-    reads, scope = (REWARD, MEAN_REWARD), "group"
+    reads = (REWARD, MEAN_REWARD)
+
+    @property
+    def scope(self) -> Scope:
+        return "group"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         """Raises ValueError when samples have no tokens (pictures)."""

@@ -17,7 +17,6 @@ from mmrl.runtime.sandbox.lock import landlock_version, missing
 
 EXTRA = re.compile(r"^([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]")
 
-
 USED = {
     "transformers": "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
     "diffusers": "diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3",

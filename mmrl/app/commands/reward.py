@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -229,8 +230,8 @@ def print_scores(name: str, cards: Sequence[Card]) -> None:
         if len(cards) <= 40 or i < 20 or i >= len(cards) - 20:
             value = "-" if c["score"] is None else f"{c['score']:.4g}"
             parts = ", ".join(f"{key} {number:.3g}" for key, number in c["parts"].items())
-            prompt, output = (Text(printable(excerpt(text))) for text in (c["prompt"], c["completion"] or c["output"]))
-            grid.add_row(value, prompt, output, Text(printable(parts)))
+            texts = [shorten(text, 60, placeholder="...") for text in (c["prompt"], c["completion"] or c["output"])]
+            grid.add_row(value, *(Text(printable(text)) for text in (*texts, parts)))
         elif i == 20:
             grid.add_row("...", f"{len(cards) - 40} more", "", "")
     console.print(grid)
@@ -240,11 +241,6 @@ def print_scores(name: str, cards: Sequence[Card]) -> None:
         console.print(f"{len(values)} scored, mean {sum(values) / len(values):.4g}, {min(values):.4g} to {max(values):.4g}")
     if missing:
         console.print(f"{missing} without a score (failed, or the reward does not apply)", style="yellow")
-
-
-def excerpt(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= 60 else flat[:57] + "..."
 
 
 def write_gallery(file: Path, name: str, source: str, cards: Sequence[Card]) -> None:

@@ -19,7 +19,6 @@ from mmrl.app.files import replace_text
 from mmrl.app.plugins.resolve import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
-from mmrl.app.report.figures import PairedChange
 from mmrl.app.report.words import cells_of, table
 from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, refuse_idle_methods, updates
@@ -280,25 +279,15 @@ def how_to_go_on(config: RunConfig, run: RunDir) -> str:
 def announce(run: RunDir) -> None:
     """Numbers before and after on the held-out prompts, and where the report is."""
     try:
-        print_changes(all_changes(load_run(run.path)))
-        print_report(run)
+        if found := all_changes(load_run(run.path)):
+            (what, *names), *rows = cells_of(found)
+            console.print(table({what: None}, names, rows))
+        if find_spec("jinja2") is None:
+            console.print(f'no report: pip install "mmrl[report]", then mmrl report {run.path}')
+            return
+        from mmrl.app.report.page import write_report
+
+        console.print(f"report: {write_report(run.path)}")
     except Exception as error:  # noqa: BLE001 - the run is trained and saved, whatever its report does
         text = f"{type(error).__name__}: {error}"
         log.warning("no report: %s; the run is whole, and mmrl report %s tries again", text[:LONGEST_FAULT], run.path)
-
-
-def print_changes(found: Sequence[PairedChange]) -> None:
-    """Each figure of the held-out prompts before and after, with its interval where there are prompts enough for one."""
-    if found:
-        (what, *names), *rows = cells_of(found)
-        console.print(table({what: None}, names, rows))
-
-
-def print_report(run: RunDir) -> None:
-    """Write the report and say where it is, or what is missing for one."""
-    if find_spec("jinja2") is None:
-        console.print(f'no report: pip install "mmrl[report]", then mmrl report {run.path}')
-        return
-    from mmrl.app.report.page import write_report
-
-    console.print(f"report: {write_report(run.path)}")

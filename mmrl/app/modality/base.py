@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from mmrl.policies.shared.dry_run import DryRun
     from mmrl.policies.shared.workers.remote import SamplerSettings
 
-
 ExportKind = Literal["whole", "adapter", "merged", "onto original"]
 """What an exported folder holds: the model whose weights all trained, an adapter, or the sum of model and adapter."""
 

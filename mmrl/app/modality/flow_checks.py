@@ -36,7 +36,6 @@ PLAIN, NORMALIZED = (1e-5, 1e-4), (2e-6, 4e-6)
 BENT = 0.05
 """Ratio of two shapes, as a logarithm, from which on a picture looks stretched."""
 
-
 log = logging.getLogger("mmrl")
 
 

@@ -11,10 +11,8 @@ from mmrl.policies.text.settings import TextPolicyConfig
 
 PolicyConfig = TextPolicyConfig | FlowPolicyConfig | CodePolicyConfig
 
-
 AnyModality = Modality[Any, Any]
 MODALITIES: dict[str, AnyModality] = {"text": TextModality(), "flow": FlowModality(), "token_image": TokenImageModality()}
-
 
 POLICIES: dict[str, type] = {name: modality.settings for name, modality in MODALITIES.items()}
 """`policy.kind` -> its settings."""

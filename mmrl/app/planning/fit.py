@@ -201,7 +201,6 @@ WORTH = 0.1
 """Share of a run's memory from which on its largest phase is worth a look."""
 SHARDS = "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes {cards} -m mmrl train ..."
 
-
 Remedy = tuple[int, str]
 """Bytes of a card that a change to a run saves, and the change in words."""
 

@@ -22,7 +22,6 @@ from mmrl.runtime.net.secrets import hide_in_record
 
 RUNS = Path("runs")
 
-
 console = Terminal(stderr=True, soft_wrap=True)
 
 

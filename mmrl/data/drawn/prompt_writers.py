@@ -71,7 +71,6 @@ AMOUNTS = {2: "two", 3: "three", 4: "four"}
 RELATIONS = {"left of": "to the left of", "right of": "to the right of", "above": "above", "below": "below"}
 SCENES = ("a picture of {}", "a snapshot showing {}", "{} in plain daylight", "{}, seen from the front", "an image with {}")
 
-
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 
 

@@ -35,7 +35,6 @@ GROUNDS = {"light": PAPER, "dark": (0.10, 0.10, 0.12)}
 _FINE = 4
 """Points per pixel and axis."""
 
-
 Words = TypeVar("Words", bound=tuple[str, ...])
 
 

@@ -335,7 +335,7 @@ def test_a_report_of_pictures_has_the_words_of_pictures(tmp_path: Path) -> None:
     assert "Tokens per completion" in write_report(write_run(tmp_path / "text", kind="text").path).read_text()
 
 
-@pytest.mark.parametrize("part", ["load_run", "print_report"])
+@pytest.mark.parametrize("part", ["commands.train.load_run", "report.page.write_report"])
 def test_a_fault_of_the_report_never_fails_a_trained_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
@@ -344,7 +344,7 @@ def test_a_fault_of_the_report_never_fails_a_trained_run(
     def broken(_: object) -> None:
         raise ZeroDivisionError("float division by zero " + "x" * 10_000)
 
-    monkeypatch.setattr(train, part, broken)
+    monkeypatch.setattr(f"mmrl.app.{part}", broken)
     train.announce(run)
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith("no report: ZeroDivisionError: float division by zero")

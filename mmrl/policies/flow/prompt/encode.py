@@ -20,7 +20,6 @@ log = logging.getLogger("mmrl")
 MARK = "<image>"
 """A picture in the text of a prompt."""
 
-
 Asked = Prompt | str
 """A prompt; a text is one without pictures."""
 

@@ -20,7 +20,6 @@ OF_LATENTS = frozenset({"velocity", "mean", "sampled_mean", "target_velocity", "
 OF_DENSITIES = frozenset({"logprobs", "mean", "sampled_mean", "std", "pull", "dt"})
 """Exist at noisy steps only."""
 
-
 Actions = tuple[Int[Tensor, " m"], Int[Tensor, " m"]]
 """Rows and columns of actions whose latents have one size."""
 

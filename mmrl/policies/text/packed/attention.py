@@ -82,7 +82,6 @@ class Packed:
 CURRENT: ContextVar[Packed | None] = ContextVar("packed", default=None)
 """Read only while masks are made, never by a layer: a backward pass has no context."""
 
-
 Block = tuple[slice, slice, Tensor]
 """Some queries, the keys that any of them sees, and which of these each one sees, (1, 1, queries, keys)."""
 

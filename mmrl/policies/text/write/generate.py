@@ -226,7 +226,6 @@ def draw(
 Drawn = tuple[Float[Tensor, "n d"], Int[Tensor, " n"], Float[Tensor, " n"]]
 """Hidden states, and the tokens that were drawn from them with their log-probabilities."""
 
-
 Around = tuple[Real[Tensor, "a n 1"], Tensor | None, Float[Tensor, " n"], Float[Tensor, " n"] | None, Sampling]
 """Positions of the tokens that are fed, the mask, temperatures, uniform numbers (None: greedy), and settings."""
 
