@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import queue
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import CancelledError, Future, wait
 from contextvars import copy_context
@@ -23,18 +24,21 @@ Foreign = Any
 
 
 class Threads:
-    """Daemon threads that work off a queue: one that hangs does not keep the program from ending."""
+    """Daemon threads that work off a queue, begun as jobs come: one that hangs does not keep the program from ending."""
 
     def __init__(self, count: int, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Future[Foreign], Callable[[], Foreign]]] = queue.SimpleQueue()
-        # CUDA's current device belongs to the thread: a new one would start on the first
-        device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-        for i in range(count):
-            threading.Thread(target=self._work, args=(device,), name=f"{name}-{i}", daemon=True).start()
+        self._names = deque(f"{name}-{i}" for i in range(count))
+        self._free, self._beginning = threading.Semaphore(0), threading.Lock()
 
     def submit(self, job: Callable[[], Foreign]) -> Future[Foreign]:
         future: Future[Foreign] = Future()
         self._jobs.put((future, job))
+        with self._beginning:
+            if not self._free.acquire(blocking=False) and self._names:
+                # CUDA's current device belongs to the thread: a new one would start on the first
+                device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+                threading.Thread(target=self._work, args=(device,), name=self._names.popleft(), daemon=True).start()
         return future
 
     def _work(self, device: int | None) -> None:
@@ -42,6 +46,8 @@ class Threads:
             torch.cuda.set_device(device)
         while True:
             settle(*self._jobs.get())
+            if self._jobs.empty():
+                self._free.release()
 
 
 def settle(future: Future[Foreign], job: Callable[[], Foreign]) -> None:

@@ -108,7 +108,7 @@ class RewardCaller:
         self._refuse_nonsense()
         self.cache = AnswerCache(calling.cache, bool(getattr(function, "pointwise", False))) if calling.cache else None
         self.where = calling.where
-        self._threads: Threads | None = None
+        self._threads = Threads(self.workers, f"reward-{name}")
         self._processes: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         if self.where == "process":
             for _ in range(self.workers):
@@ -131,8 +131,6 @@ class RewardCaller:
             future: Future[RawAnswer] = Future()
             settle(future, lambda: self._answer_alone(groups) if is_alone else self._answer(groups))
             return future
-        if self._threads is None:
-            self._threads = Threads(self.workers, f"reward-{self.name}")
         return self._threads.submit(lambda: self._answer(groups))
 
     def is_inline(self, beside: bool) -> bool:
@@ -193,7 +191,8 @@ class RewardCaller:
             except Exception:
                 if attempt == self.calling.retries:
                     raise
-            self.meter.retried += 1
+            with self._lock:
+                self.meter.retried += 1
             time.sleep(self._pause(attempt))
         raise AssertionError
 

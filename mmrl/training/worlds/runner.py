@@ -178,7 +178,7 @@ class WorldRunner:
         self.host, self.processes = WorldHost(environment), list[WorkerProcess]()
         if calling.where == "process":
             self.processes = [WorkerProcess(RemoteHost(environment)) for _ in range(self.workers)]
-        self._threads: Threads | None = None
+        self._threads = Threads(self.workers, "world")
         self._sessions: dict[int, Session] = {}
         self._closing = list[Future[Foreign]]()
         self._next, self._seconds, self._retried = 0, list[float](), 0
@@ -258,9 +258,6 @@ class WorldRunner:
             future = Future[Foreign]()
             settle(future, job)
             return future
-        with self._lock:
-            if self._threads is None:
-                self._threads = Threads(self.workers, "world")
         return self._threads.submit(job)
 
     def _answer(self, session: Session) -> Observation | None:

@@ -16,7 +16,7 @@ import torch
 
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
 from mmrl.runtime.blame import RewardUnavailableError
-from mmrl.runtime.calls import settle
+from mmrl.runtime.calls import Threads, settle
 from mmrl.runtime.workers import WorkerError, WorkerProcess, living
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform
@@ -94,6 +94,13 @@ def test_threads_score_several_groups_at_once_and_keep_order():
 
     tables = runner(meet, workers=2).score(groups(4))
     assert [float(table.values[0, 0]) for table in tables] == [0, 1, 2, 3]
+
+
+def test_threads_begin_as_jobs_come_and_all_of_them_where_jobs_wait_for_each_other():
+    threads, everyone = Threads(8, "late"), threading.Barrier(8, timeout=30)
+    assert [threads.submit(partial(abs, i)).result() for i in range(3)] == [0, 1, 2]
+    assert sum(thread.name.startswith("late-") for thread in threading.enumerate()) <= 3
+    assert sorted(one.result() for one in [threads.submit(everyone.wait) for _ in range(8)]) == [*range(8)]
 
 
 def test_rewards_run_beside_each_other():
