@@ -196,6 +196,7 @@ def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Ten
         return
     from diffusers.loaders.lora_base import LoraBaseMixin
 
+    folder.mkdir(parents=True, exist_ok=True)  # where a file stands, diffusers would only log it
     whole_layers = {key: value.contiguous() for key, value in weights.items()}
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
     writer: Any = LoraBaseMixin

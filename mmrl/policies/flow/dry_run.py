@@ -106,11 +106,12 @@ def part_of(model: str, index: Index, name: str) -> Any:
     with readable(place, model):
         cls = getattr(import_module(library), class_name)
     try:
+        settings = config_of(model, index, name) if library == "transformers" else None
+        if settings is not None:
+            refuse_absurd_sizes(settings.to_dict(), place)
         # A scheduler's tables must hold real numbers, because code looks at them.
         with torch.device("cpu" if name == "scheduler" else "meta"), readable(place, model):
-            if library == "transformers":
-                settings = config_of(model, index, name)
-                refuse_absurd_sizes(settings.to_dict(), place)
+            if settings is not None:
                 return cls(settings)
             return cls.from_config(cls.load_config(model, subfolder=name))
     except OSError as error:

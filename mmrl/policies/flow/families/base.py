@@ -314,7 +314,7 @@ class FlowFamily(FamilyFacts):
     def encode(self, text: str, device: torch.device) -> Condition:
         """The embeddings of one prompt, on the CPU."""
         found = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens, **self.read_with)
-        return {name: value[0].cpu() for name, value in zip(self.reads, found, strict=False) if name}
+        return {name: value[0].cpu() for name, value in zip(self.reads, found[: len(self.reads)], strict=True) if name}
 
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
         """The embeddings of a prompt that holds pictures, which already have `source_size`, on the CPU."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from mmrl.policies.flow.families.base import EULER, ONE_PASS, SOURCE, Condition, Conditions, Times
 from mmrl.policies.flow.families.clips import SEEN, ClipFamily, FirstLatent, FromFrame
@@ -38,17 +38,12 @@ class Experts(nn.Module):
             if len(rows):
                 parts.append(network(hidden_states[rows], timestep[rows], encoder_hidden_states[rows], return_dict=False)[0])
                 places.append(rows)
-            elif several_processes():
+            elif distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
                 # Processes that share weights or gradients wait for each other in every network, with rows or without.
                 one = network(hidden_states[:1], timestep[:1], encoder_hidden_states[:1], return_dict=False)[0]
                 idle = idle + 0 * one.sum()
         order = torch.cat(places).argsort()
         return (torch.cat(parts)[order] + idle.to(parts[0].dtype),)
-
-
-def several_processes() -> bool:
-    """Does this process work with others?"""
-    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")

@@ -67,7 +67,7 @@ class Family:
     sounds_read_by: str = "transformers[audio]"
     """What pip installs for transformers alone to read sounds."""
     longest_sound: float | None = None
-    """Seconds of a sound that are heard, where its processor does not say."""
+    """Seconds of a sound that are heard, whatever its processor says; None: as it says."""
     wants_rate: bool = False
     """Does its processor warn unless it is given the rate of the sounds?"""
     looks_apart: bool = False
@@ -221,6 +221,8 @@ class OwnProcessor:
     inner: HubProcessor
 
     def __getattr__(self, name: str) -> HubProcessor:
+        if name.startswith("__"):  # a copy is asked for some before it has an inner one
+            raise AttributeError(name)
         return getattr(self.inner, name)
 
     def __call__(self, text: Sequence[str], **options: object) -> object:

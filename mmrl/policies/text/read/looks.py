@@ -1,9 +1,10 @@
 """Where tokens look, which of them are the answer, and how likely true answers are behind a thought."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -36,14 +37,7 @@ def answer_span(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -
 
 def reaching(tokens: Sequence[int], decode: Callable[[Sequence[int]], str], letters: int) -> int:
     """The smallest number of tokens whose text has n letters."""
-    low, high = 0, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        if len(decode(tokens[:middle])) >= letters:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_left(range(len(tokens)), letters, key=lambda n: len(decode(tokens[:n])))
 
 
 def last_turns(trace: TextTrace, own: Bool[Tensor, "n t"]) -> list[int]:
@@ -92,6 +86,9 @@ class Recording:
     layers: tuple[int, ...]
     first: int
     maps: list[Float[Tensor, "n h t t"]] = field(default_factory=list[Tensor])
+
+
+CURRENT: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
 @dataclass(frozen=True)
@@ -171,15 +168,16 @@ def record(model: Pretrained, layers: tuple[int, ...], first: int) -> Iterator[R
     from transformers.masking_utils import sdpa_mask
 
     usual, recording = model.config.get_text_config()._attn_implementation, Recording(layers, first)
-    install(model, NAME, partial(attend, recording), sdpa_mask)
+    install(model, NAME, attend, sdpa_mask)
+    token = CURRENT.set(recording)
     try:
         yield recording
     finally:
+        CURRENT.reset(token)
         set_attention(model, usual)
 
 
 def attend(
-    recording: Recording,
     module: nn.Module,
     query: Float[Tensor, "n h q d"],
     key: Float[Tensor, "n g k d"],
@@ -192,7 +190,8 @@ def attend(
     """Transformers' SDPA; a chosen layer's weights of the last positions to each other are noted, in float32."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    if getattr(module, "layer_idx", None) in recording.layers:
+    recording = CURRENT.get()
+    if recording is not None and getattr(module, "layer_idx", None) in recording.layers:
         recording.maps.append(weights_from(recording.first, query, key, attention_mask, scaling))
     usual = cast(Any, ALL_ATTENTION_FUNCTIONS["sdpa"])
     return usual(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)

@@ -2,7 +2,9 @@
 worlds answer is put behind it.
 
 The row so far is a prompt: every turn is written by the same generator as a completion without turns, so nothing that the model
-wrote is decoded and encoded again. A row depends on (seed, sample, turn) alone, whatever is written beside it.
+wrote is decoded and encoded again. What stands between turns is the difference of two renderings of the chat template: templates
+change earlier turns (they trim them, or drop their thoughts), and text is not always tokenized as it was sampled. A row depends
+on (seed, sample, turn) alone, whatever is written beside it.
 """
 
 import hashlib

@@ -14,6 +14,8 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.app.commands.check import check
 from mmrl.app.config import run as configs
 from mmrl.app.planning.plan import draw_up
+from mmrl.app.run.beforehand import check_context
+from mmrl.core.ranks import Ranks
 from mmrl.policies.text.check.diagnose import PIECES
 from mmrl.policies.text.dry_run import TextDryRun
 from mmrl.policies.text.packed.attention import Packed
@@ -121,6 +123,7 @@ def test_plans_and_checks_know_of_processes_that_read_rows_together(capsys: pyte
     assert draw_up(configs.load("tiny/image", ["policy.context=2", "cluster.trainers=4"])).processes == 4
     with pytest.raises(ValueError, match=r"policy.context is 2, and ahead = 1 was not tried with it"):
         draw_up(configs.load("tiny/image", ["policy.context=2", "ahead=1"]))
+    check_context(configs.load("tiny/image", ["policy.context=2", "algorithm.preset=t_grpo"]).config, Ranks())
     assert check("tiny/image", ["policy.context=2"]), "one process tries what one can"
     assert "read whole here: policy.context = 2 takes as many processes" in " ".join(capsys.readouterr().out.split())
 
