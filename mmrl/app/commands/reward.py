@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -130,9 +129,9 @@ def inputs_of_test(
 
 def is_config(target: str) -> bool:
     """True if an argument names a config; Python files and addresses are rewards."""
-    is_reward = target.endswith(".py") or ":" in target
-    is_known = Path(target).expanduser().is_file() or target in [one.name for one in catalog("configs")]
-    return target.endswith(".toml") or (not is_reward and is_known)
+    if target.endswith((".py", ".toml")) or ":" in target:
+        return target.endswith(".toml")
+    return Path(target).expanduser().is_file() or target in [one.name for one in catalog("configs")]
 
 
 def space_of(config: RunConfig) -> str | None:
@@ -230,7 +229,8 @@ def print_scores(name: str, cards: Sequence[Card]) -> None:
         if len(cards) <= 40 or i < 20 or i >= len(cards) - 20:
             value = "-" if c["score"] is None else f"{c['score']:.4g}"
             parts = ", ".join(f"{key} {number:.3g}" for key, number in c["parts"].items())
-            texts = [shorten(text, 60, placeholder="...") for text in (c["prompt"], c["completion"] or c["output"])]
+            texts = [" ".join(text.split()) for text in (c["prompt"], c["completion"] or c["output"])]
+            texts = [text if len(text) <= 60 else text[:57] + "..." for text in texts]
             grid.add_row(value, *(Text(printable(text)) for text in (*texts, parts)))
         elif i == 20:
             grid.add_row("...", f"{len(cards) - 40} more", "", "")

@@ -84,6 +84,8 @@ def read_spec(file: Path, given: Mapping[str, object] = {}) -> tuple[ServeSpec, 
     for key, value in given.items():
         if value is not None:
             table.set((key,), value, COMMAND_LINE)
+    if not isinstance(table.values.get("reward"), list):
+        raise ValueError(f"{file} serves nothing: add a [[reward]] with use = NAME or ./file.py")
     spec = make(ServeSpec, table.values, (), table)
     if not re.fullmatch(HOST, spec.host):
         raise ValueError(
@@ -95,8 +97,6 @@ def read_spec(file: Path, given: Mapping[str, object] = {}) -> tuple[ServeSpec, 
         if reward.name in rewards:
             raise ValueError(f"{file}: two rewards are called {reward.name!r}: give one of them a `name`")
         rewards[reward.name] = reward
-    if not rewards:
-        raise ValueError(f"{file} serves nothing: add a [[reward]] with use = NAME or ./file.py")
     return spec, rewards
 
 

@@ -104,7 +104,7 @@ class PolicyNeeds:
 
 
 class Modality(ABC, Generic[Settings, Model]):
-    """One kind of policy: its settings, and the policy that they make. What is not said otherwise holds for models that draw."""
+    """One kind of policy: its settings, and the policy that they make. What one does not say holds for models of tokens."""
 
     name: ClassVar[str]
     settings: type[Settings]

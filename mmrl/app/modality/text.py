@@ -205,7 +205,6 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
     def adapt_algorithm(
         self, algorithm: Algorithm, policy: CodePolicyConfig, label: str, prompts: Sequence[Prompt] = ()
     ) -> Algorithm:
-        refuse_comparisons(algorithm, label, self.name)
         reasons = {
             f"has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is 'token_image', which "
             "draws by tokens: take a preset for text such as grpo": algorithm.schedule is not None,
@@ -214,6 +213,7 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
             ),
         }
         refuse_where(f"algorithm {label} ", reasons)
+        refuse_comparisons(algorithm, label, self.name)
         return measured_apart(algorithm, label).with_length(policy.plan_tokens + family_of_model(policy).num_codes)
 
     def build(self, policy: CodePolicyConfig, needs: PolicyNeeds) -> "CodePolicy":

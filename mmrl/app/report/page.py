@@ -185,9 +185,11 @@ class Example:
         file = run.samples_file(row.line["split"], row.line["step"])
         self.samples = quote(file.relative_to(run.path).as_posix()) if address is inline_assets else ""
         """Where a report links to all of a text that is cut."""
-        shown = [(turn, turn["observation"] or {"media": ()}) for turn in row.line.get("turns", ())]
-        self.turns = [(turn, [picture_of(run, media, None, address) for media in seen["media"]]) for turn, seen in shown]
-        """Each turn of an episode, and the pictures of the answer to it."""
+        turns = [(turn, turn["observation"] or {"role": "", "text": "", "media": ()}) for turn in row.line.get("turns", ())]
+        pictures = [[picture_of(run, media, None, address) for media in seen["media"]] for _, seen in turns]
+        said = [(turn["text"], turn["reward"], seen["role"], seen["text"]) for turn, seen in turns]
+        self.turns = [(*words, shown) for words, shown in zip(said, pictures, strict=True)]
+        """Each turn's text and reward, and who answered it with which text and pictures; no role: nobody did."""
         self.answer = row.line["answer"] if not row.truth and row.spans is None else None
         self.scores = [(name, value, row.line["status"][name]) for name, value in row.line["scores"].items()]
 

@@ -104,6 +104,14 @@ def test_rewards_that_do_not_answer(answer, what, make: Make, tmp_path: Path, ca
     assert "reward odd FAIL mean nan" in text and what in text
 
 
+def test_groups_without_spread_and_samples_that_were_not_read_are_shares_of_all(make: Make, tmp_path: Path, capsys):
+    body = "flat = group.id % 2\n    return [Scored(0.0 if flat else i, {'unparsed': 1.0} if i == 0 else {}) for i in range(4)]\n"
+    (tmp_path / "odd.py").write_text(f"from mmrl import Scored\n\ndef odd(group, scale):\n    {body}")
+    check.check("tiny/flow", ["reward.0.use=./odd.py", "algorithm.group_size=4", "prompts_per_step=2"])
+    text = said(capsys)
+    assert "in 50% of the groups all samples have the same total" in text and "25% of the samples unparsed" in text
+
+
 def test_prompts_are_told_apart_by_what_they_show():
     assert contents(Prompt("a", "hi")) == contents(Prompt("b", "hi"))
     assert contents(Prompt("a", "hi", ("x.png",))) != contents(Prompt("a", "hi", ("y.png",)))

@@ -22,6 +22,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.watch.page import MOST_NAMES, MOST_POINTS, PROMPTS_SHOWN, RECENT, Feed, MetricTail, Tail
 from mmrl.app.watch.page import Page as Watched
 from mmrl.app.watch.server import Server, greeting, watch
+from tests.app.report.test_page import row
 from tests.security.test_pages import Page, evil_run
 from tests.support.each import for_each
 from tests.support.runs import write_run
@@ -352,7 +353,12 @@ def test_the_newest_samples_of_both_splits_are_shown_with_their_boxes(run: RunDi
     assert 'src="media/' in html and "base64" not in html
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "nothing", '{"step": 3}', '{"box_space": null, "prompt": "p", "media": [{}]}'])
+HALF_A_TURN = json.dumps(row("x", []).line | {"split": "train", "step": 3, "answer": None, "turns": [{"observation": None}]})
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "nothing", '{"step": 3}', '{"box_space": null, "prompt": "p", "media": [{}]}', HALF_A_TURN]
+)
 def test_a_damaged_samples_file_is_a_sentence(tmp_path: Path, line: str):
     run = grown(tmp_path / "run", 3)
     run.samples_file("train", 3).write_text(line + "\n")
