@@ -25,7 +25,7 @@ FILES = {
     "reward as a number": (b'reward = 3\n[policy]\nmodel = "tiny:qwen3_vl"\n[data]\nuse = "digits_grounding"', "reward"),
 }
 NAMED = {(row.area, row.name): row for table in TABLES for row in refusals(table) if row.name}
-VERBS = {"load": "show", "train": "train"}
+VERBS = {"load": "show", "train": "train", "policy": "train"}
 
 
 def override(setting: str, words: tuple[str, ...], folder: Path) -> str:
@@ -36,6 +36,8 @@ def refused(row: Refusal, folder: Path) -> str:
     """As in the tests' own process; `mmrl plan` finds what belongs to plug-ins, too."""
     ended = run_mmrl([VERBS.get(row.by, "plan"), row.config, *row.laid(folder)], folder)
     told = expect_sentence(ended)
+    if (folder / "run").exists() or list(folder.glob("runs/*")):
+        raise BrokenError("a run was begun")
     if not re.search(row.pattern, ended.err):
         raise BrokenError(f"the message does not hold {row.pattern!r}: {ended.err[-300:]!r}")
     return told

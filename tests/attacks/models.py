@@ -148,6 +148,12 @@ def without_first(weights: dict[str, Any]) -> None:
     weights.pop(min(weights))
 
 
+def without_layer(weights: dict[str, Any]) -> None:
+    layer = min(weights).partition(".lora_")[0]
+    for key in [key for key in weights if key.startswith(f"{layer}.lora_")]:
+        weights.pop(key)
+
+
 def with_head(weights: dict[str, Any]) -> None:
     weights["base_model.model.lm_head.weight"] = next(iter(weights.values())).clone()
 
@@ -283,6 +289,8 @@ TEXT: dict[str, tuple[tuple[str, ...], Damage]] = {
     "no weights at all": (("model",), lambda folder: (folder / M).unlink()),
     "one more layer than weights": (("missing",), partial(config, C, "vision_config.depth", 3)),
     "a negative number of layers": (("unexpected",), partial(config, C, "vision_config.depth", -1)),
+    "a negative number of text layers": (("policy.model", "cannot be"), partial(config, C, "text_config.num_hidden_layers", -1)),
+    "no heads": (("policy.model",), partial(config, C, "text_config.num_attention_heads", 0)),
     "config.json with a billion brackets": (("policy.model",), partial(write, C, b"[" * 100_000)),
     "a tokenizer cut short": (("policy.model", "cannot be loaded"), partial(cut, "tokenizer.json", 0.5)),
     "no chat template": (("chat template",), lambda folder: (folder / "chat_template.jinja").unlink()),
@@ -301,6 +309,7 @@ FLOW: dict[str, tuple[tuple[str, ...], Damage]] = {
 }
 ADAPTERS: dict[str, tuple[tuple[str, ...], Damage]] = {
     "half of a layer is missing": (("policy.lora.adapter", "1 missing"), partial(of_adapter, without_first)),
+    "a layer is missing": (("policy.lora.adapter", "missing"), partial(of_adapter, without_layer)),
     "NaN": (("policy.lora.adapter", "NaN"), partial(of_adapter, lambda weights: fill(min(weights), float("nan"))(weights))),
     "cut short": (("policy.lora.adapter", "cut short"), cut_adapter),
 }

@@ -72,8 +72,9 @@ class Refusal:
     def fault(self, refuse: Callable[[str, list[str]], object]) -> str | None:
         """What is wrong where `refuse` takes what is given or refuses it otherwise; it works in an empty working directory."""
         given = f"{self.by} {self.config} {' '.join(self.words)}"
+        words = self.laid(Path.cwd())
         try:
-            refuse(self.config, self.laid(Path.cwd()))
+            refuse(self.config, words)
         except Exception as error:  # noqa: BLE001 - any other error is a fault, too
             if not {one.__name__ for one in type(error).__mro__} & {*self.errors}:
                 return f"{given}\n    raised {type(error).__name__}: {error}"

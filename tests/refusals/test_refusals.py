@@ -44,8 +44,8 @@ REFUSE: dict[str, Callable[[Resolved], object]] = {
 """Who refuses -> what is asked of the config once it is read."""
 
 
-class LoadedError(Exception):
-    """A model was loaded, too late for a refusal."""
+class LoadedError(OSError):
+    """A model was loaded, too late for a refusal; what wraps errors of loading lets an OSError pass."""
 
 
 @pytest.fixture(autouse=True)
