@@ -16,7 +16,7 @@ Load = Callable[..., object]
 BUFFERS = ("position_ids", "inv_freq")
 """Last words of tables that old checkpoints hold and that models now compute."""
 OTHER_WORDS = ("LOAD REPORT", "Some weights of", "non-standard module", "EMA weights", "legacy CLIP")
-"""Of what libraries log about keys, which errors here say in one sentence, and about parts of one pipeline, printed in full."""
+"""Of what libraries log of keys and of old files, which errors here say in one sentence, and of parts of one pipeline."""
 LOGGERS = (
     "transformers.modeling_utils",
     "diffusers.loaders.single_file_model",

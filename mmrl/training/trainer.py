@@ -163,7 +163,8 @@ class Trainer:
             credit = self.credit(scores, rollouts, frozen)
             trained = replace(rollouts, action_mask=self.algorithm.trainable(rollouts) & credit.mask)
             refuse_nothing_to_train(self.index + 1, self.ranks, trained, scores)
-            if self.checkpoints is not None and is_on_host(self.policy):
+            if self.checkpoints is not None and next(iter(self.policy.parameters())).device.type == "cpu":
+                # updates take the memory that the copy of a checkpoint lies in until it is written
                 self.checkpoints.wait()
             with stopwatch(times, "update"):
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
@@ -323,11 +324,6 @@ class Trainer:
     def _note(self, collected: Collected, scores: Scores, metrics: dict[str, float]) -> None:
         self.health.after_step(self.index, metrics)
         self._examples = examples_of(collected, scores) if self.own_steps == 1 or self._due(self.settings.samples_every) else None
-
-
-def is_on_host(policy: Policy) -> bool:
-    """Do its updates take the memory that the copy of a checkpoint lies in until it is written?"""
-    return next(iter(policy.parameters())).device.type == "cpu"
 
 
 def pass_on(algorithm: Algorithm, step: int, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""When and how long to think, what right and wrong answers weigh, and answers cut in places, so that pieces are credited."""
+"""When and how long to think, what right and wrong answers weigh, answers cut in places for credit, and how many there are."""
 
 from dataclasses import replace
 

@@ -36,11 +36,6 @@ Floats = NDArray[np.float64]
 Weight = TypeVar("Weight", float, Floats)
 
 
-def succeeded(totals: Sequence[float], at: float) -> list[bool]:
-    """Which samples are right; those without a total are left out."""
-    return [total >= at for total in totals if not math.isnan(total)]
-
-
 def softmax(values: Mapping[str, float], temperature: float) -> dict[str, float]:
     """exp(value / temperature), adding up to 1."""
     most = max(values.values())
@@ -95,10 +90,10 @@ class Learning:
         return self.prompts[self._orders[name][1][position]]
 
     def rates(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]], at: float) -> dict[int, list[bool]]:
-        """Index of a prompt -> which of its samples were right; unknown prompts are left out."""
+        """Index of a prompt -> which of its samples were right; unknown prompts, and samples without a total, are left out."""
         found: dict[int, list[bool]] = {}
         for prompt, rewards in zip(prompts, totals, strict=True):
-            if prompt.id in self._places and (right := succeeded(rewards, at)):
+            if prompt.id in self._places and (right := [reward >= at for reward in rewards if not math.isnan(reward)]):
                 found.setdefault(self._places[prompt.id], []).extend(right)
         return found
 

@@ -132,7 +132,7 @@ class RatioGate:
         return self.rounding is not None and self.rounding.is_coarse
 
     def expect_lag(self) -> None:
-        """From the first step on whose rows earlier weights wrote, live readings are not compared with what was recorded."""
+        """Earlier weights write the rows from now on, so what was recorded says nothing of the live ones."""
         self._lags = True
 
     def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, causes: Causes = no_causes) -> float:
