@@ -23,7 +23,9 @@ TEXT = {name: one for name, one in PRESETS.items() if one.schedule is None and n
 
 def of_files(*ideas: str) -> list[str]:
     """The names of the presets in files of these names, in their order: test workers have to agree on it."""
-    return [name for name, (_, file) in documents().items() if file.stem in ideas]
+    found = [(name, file.stem) for name, (_, file) in documents().items() if file.stem in ideas]
+    assert {stem for _, stem in found} == {*ideas}, "a file of presets has another name"
+    return [name for name, _ in found]
 
 
 ON_TASKS = [*of_files("hints"), "s_grpo", "rlpr", "gui_g1", "adapt_think", "thinkless", "hbpo", "anytime"]

@@ -69,7 +69,9 @@ BEGUN = {
     "anytime": replace(PRESETS["anytime"], planner=BudgetCuts(mark=".", forced="d")),
 }
 """Groups that are begun in parts, in letters."""
-PLANNERS = {name: PRESETS[name] for name in [*of_files("hints", "cut_answers"), "arpo_gui"]} | {"scaf_grpo": HELPED} | BEGUN
+CUT = ("s_grpo", "spo_segment", "tempo", "treerl")
+"""Presets whose answers are cut in places, or branch there."""
+PLANNERS = {name: PRESETS[name] for name in [*of_files("hints"), *CUT, "arpo_gui"]} | {"scaf_grpo": HELPED} | BEGUN
 COLUMNS = {"hints": ["a", "ab"], "hint": "ab", "solution": "abcd", "policy": "ab", "reference_accuracy": 0.3}
 DRAWN = ("dgpo", "crd", "flow_dpo", "sol_rl")
 """They draw, and compare the samples of a prompt in the loss or choose among them."""
