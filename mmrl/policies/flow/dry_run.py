@@ -143,6 +143,7 @@ def without_latents(family: FlowFamily) -> FlowFamily:
     """The same family with latents of four numbers and prompts without embeddings."""
     answers: dict[str, object] = {
         "latent_shape": (1, 2, 2),
+        "part_sizes": (),
         "image_tokens": property(lambda self: family.at((self.width, self.height)).image_tokens),
         "pack": lambda self, latents: latents,
         "start": lambda self, noise, sigma: noise,

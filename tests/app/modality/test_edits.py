@@ -203,9 +203,7 @@ def test_a_run_shows_the_frame_beside_its_clips(make: Make, frame_rows: Path, tm
     assert line["video"]["kind"] == "video" and (run.samples / line["media"][0]["file"]).is_file()
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[pytest.mark.evidence] if name == "ltx2_i2v" else []) for name in sorted(FRAME_TOKENS)]
-)
+@pytest.mark.parametrize("family", sorted(FRAME_TOKENS))
 def test_a_plan_counts_the_network_that_it_goes_through(make: Make, frame_rows: Path, family: str):
     """A first frame adds no token; its channels and CLIP's view pass the network in full size."""
     made = plan.draw_up(going_on(make, "flow_grpo", family, frame_rows))
