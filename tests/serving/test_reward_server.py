@@ -342,6 +342,7 @@ def test_the_server_runs_without_torch(spec: Path):
     ("text", "message"),
     [
         ("", "serves nothing"),
+        ("[reward]\nuse = 'length'", "serves nothing: add a .\\[reward"),
         ("prot = 1\n[[reward]]\nuse = './mine.py'", "prot is unknown.*port"),
         ("[[reward]]\nuse = './mine.py'\nbonsu = 1", "reward.0.bonsu is unknown.*bonus"),
         ("[[reward]]\nuse = './mine.py'\nbonus = 'x'", "bonus is 'x'"),

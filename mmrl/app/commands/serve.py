@@ -84,7 +84,7 @@ def read_spec(file: Path, given: Mapping[str, object] = {}) -> tuple[ServeSpec, 
     for key, value in given.items():
         if value is not None:
             table.set((key,), value, COMMAND_LINE)
-    if not isinstance(table.values.get("reward"), list):
+    if not (entries := table.values.get("reward")) or isinstance(entries, Mapping):
         raise ValueError(f"{file} serves nothing: add a [[reward]] with use = NAME or ./file.py")
     spec = make(ServeSpec, table.values, (), table)
     if not re.fullmatch(HOST, spec.host):
