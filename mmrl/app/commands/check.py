@@ -257,10 +257,10 @@ def look_at_rewards(collected: Collected, found: CheckLines) -> None:
     """Every weighted reward answers, and samples of a group differ in it."""
     scores, ids = collected.scores, collected.rollouts.group_ids
     metrics = reward_metrics(scores, collected.rollouts, collected.tables, Ranks())
+    parts = [one for table in collected.tables.values() for one in table.parts]
     for k, name in enumerate(scores.names):
         values = torch.where(scores.status[:, k] == Status.OK, scores.values[:, k], math.nan)
         failed, missing = (metrics.get(f"reward/{name}/{what}", 0.0) for what in ("failed", "na"))
-        parts = [one for table in collected.tables.values() for one in table.parts]
         unparsed = sum(bool(one.get(f"{name}/unparsed")) for one in parts) / len(scores.values)
         shares = (missing, "None"), (failed, "failed"), (unparsed, "of the samples unparsed")
         said = f"mean {metrics[f'reward/{name}']:.3f}, spread inside groups {spread(values, ids):.3f}"
