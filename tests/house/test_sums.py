@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "lines of mmrl/": 91_798,
     "lines of all shipped Python": 100_571,
-    "lines of tests/": 94_860,
+    "lines of tests/": 94_858,
     "files of mmrl/ under 60 lines, outside shelves": 29,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 75_000,

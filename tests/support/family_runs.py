@@ -1,6 +1,7 @@
 """Rollouts, two updates and readings of models of several families, by one process and by two."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,22 @@ def run(all_trained: AllTrained, kinds: str, out: str, *models: str) -> None:
     end()
 
 
-def joined(module: str, all_trained: AllTrained, models: Mapping[str, str], folder: Path) -> Joined:
-    """Train models, by family, here and in two processes that `run` in this module; `folder` has what they save, by kind."""
-    one = all_trained("one", Accelerator(cpu=True), folder / "one", list(models.values()))
-    ran = {"one": [one], **both(module, folder, *models.values())}
+def joined(module: str, all_trained: AllTrained, tiny: Callable[[str], str], folder: Path) -> Callable[[tuple[str, ...]], Joined]:
+    """Families -> their readings: trained here and in two processes that `run` in this module, each set of them once.
 
-    def of(kind: Kind, family: str) -> dict[str, Any]:
-        parts = [part[models.get(family, family)] for part in ran[kind]]
-        return {"rows": {name: value for part in parts for name, value in part["rows"].items()}, "state": parts[0]["state"]}
+    `folder` has what they save, by kind.
+    """
 
-    return of
+    @cache
+    def together(families: tuple[str, ...]) -> Joined:
+        models = {family: tiny(family) for family in families}
+        one = all_trained("one", Accelerator(cpu=True), folder / "one", list(models.values()))
+        ran = {"one": [one], **both(module, folder, *models.values())}
+
+        def of(kind: Kind, family: str) -> dict[str, Any]:
+            parts = [part[models.get(family, family)] for part in ran[kind]]
+            return {"rows": {name: value for part in parts for name, value in part["rows"].items()}, "state": parts[0]["state"]}
+
+        return of
+
+    return together

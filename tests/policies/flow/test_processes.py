@@ -1,7 +1,6 @@
 """Two processes with prompts of different cost and size equal one: replicated (DDP) and sharded (FSDP2)."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def joined(tiny: Callable[[str], str], folder: Path) -> Callable[[tuple[str, ...]], Joined]:
     """Readings of these families, which are trained together."""
-
-    def of(families: tuple[str, ...]) -> Joined:
-        models = {family: tiny(family) for family in families}
-        return family_runs.joined("tests.policies.flow.run_families", all_trained, models, folder)
-
-    return cache(of)
+    return family_runs.joined("tests.policies.flow.run_families", all_trained, tiny, folder)
 
 
 def saved(folder: Path, model: str) -> dict[str, int]:

@@ -4,7 +4,6 @@ They read packed rows; Qwen3-VL with gradient checkpointing, LLaVA-OneVision wit
 """
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def joined(tiny: Callable[[str], str], folder: Path) -> Callable[[tuple[str, ...]], Joined]:
     """Readings of these families, which are trained together."""
-
-    def of(families: tuple[str, ...]) -> Joined:
-        models = {family: tiny(family) for family in families}
-        return family_runs.joined("tests.policies.text.run_families", all_trained, models, folder)
-
-    return cache(of)
+    return family_runs.joined("tests.policies.text.run_families", all_trained, tiny, folder)
 
 
 def saved(folder: Path, model: str) -> Path:
