@@ -1,10 +1,11 @@
-"""Pictures of the data: encoded as training scripts do, noised in pairs, and trained on with the losses of these scripts."""
+"""Pictures and clips of the data: encoded by the model's autoencoder, noised in pairs, trained on as training scripts do."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,16 +15,23 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.kinds import KINDS
 from mmrl.algorithms.objectives.forward import DenoisingPreference, Error, Matching
 from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
+from mmrl.app.modality.flow import FlowModality
+from mmrl.core.samples import Video
 from mmrl.core.types import Batch, Prompt, Request, Rollouts
+from mmrl.data.files.mp4 import write_mp4
 from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.flow.schedules import Forward
 from mmrl.flow.times import TimeSampler
-from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
+from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
+from mmrl.policies.video.decode import clip_at
 from tests.support.flow_policies import LORA, stir, with_adapters
 from tests.support.rows import counts_of, scores
 
 Tiny = Callable[[str], str]
-TOKENS = {"sd3": 3, "flux": 24, "qwen_image": 40}
+TOKENS = {"sd3": 3, "flux": 24, "qwen_image": 40, "wan_i2v": 512, "wan_5b": 24, "wan": 24, "hunyuan15": 64}
+SIDE, FRAMES = 32, 5
+CLIPS: dict[str, Any] = {"height": SIDE, "width": SIDE, "frames": FRAMES, "fps": 8.0, "guidance": 1.0}
+"""Settings of a policy that draws clips."""
 
 
 def prompt_of(name: str, folder: Path | None = None) -> Prompt:
@@ -110,6 +118,17 @@ def sd15_errors(policy: FlowPolicy, trace: FlowTrace, texts: list[str]) -> Tenso
     return ((predicted - noise) ** 2).mean(dim=[1, 2, 3])
 
 
+def handed_back(policy: FlowPolicy, rollouts: Rollouts) -> Tensor:
+    """The latents of the first row, as its autoencoder is given them to decode."""
+    seen: list[Tensor] = []
+    vae = policy.pipeline.vae
+    kept, vae.decode = vae.decode, lambda z, return_dict=False: (seen.append(z), kept(z, return_dict=False))[1]
+    assert isinstance(rollouts.trace, FlowTrace)
+    policy.decode(inputs_of(rollouts.trace)[0][:1])
+    vae.decode = kept
+    return seen[0]
+
+
 ERRORS: dict[str, tuple[Any, Error]] = {"sd3": (sd3_errors, "velocity"), "sd15": (sd15_errors, "noise")}
 
 
@@ -147,20 +166,13 @@ def test_the_losses_of_training_scripts(tiny: Tiny, family: str):
 def test_encoding_is_decoding_backwards(tiny: Tiny, family: str):
     """What the autoencoder makes of a picture is scaled so that `decode` hands its own latents back to it."""
     policy = make(tiny(family))
-    seen: list[Tensor] = []
-    vae = policy.pipeline.vae
-    kept, vae.decode = vae.decode, lambda z, return_dict=False: (seen.append(z), kept(z, return_dict=False))[1]
-    (request, *_) = TaughtPictures().first(PROMPTS, 1, 0, 5)
-    rollouts = policy.rollout([request], plan_of("sft_of_pictures"))
-    assert isinstance(rollouts.trace, FlowTrace)
-    policy.decode(inputs_of(rollouts.trace)[0])
-    vae.decode = kept
+    rollouts = policy.rollout(TaughtPictures().first(PROMPTS[:1], 1, 0, 5), plan_of("sft_of_pictures"))
     (_, sample) = next(iter(rollouts.samples()))
     assert sample.role == "injected" and sample.image.size == (16, 16)
     pixels = policy.pipeline.image_processor.preprocess(sample.image)
-    made = vae.encode(pixels[:, :, None] if family == "qwen_image" else pixels)
+    made = policy.pipeline.vae.encode(pixels[:, :, None] if family == "qwen_image" else pixels)
     mean, spread = (made.latent_dist.mean, made.latent_dist.std) if hasattr(made, "latent_dist") else (made.latent, 1e-4)
-    apart = ((seen[0] - mean) / spread).abs()
+    apart = ((handed_back(policy, rollouts) - mean) / spread).abs()
     assert float(apart.max()) < 6 and (family == "sana" or float(apart.mean()) > 0.5)
 
 
@@ -230,3 +242,83 @@ def test_pairs_of_pictures_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="prompts 'cat' and 'other' are the same"):
         TaughtPairs().check_prompts([pair, turned])
     TaughtPairs().check_prompts([pair, replace(turned, text="a dog")])
+
+
+def clip_of(count: int = 12, height: int = 32, width: int = 48) -> np.ndarray:
+    """Frames that grow brighter one by one."""
+    return np.stack([np.full((height, width, 3), 20 * i, np.uint8) for i in range(count)])
+
+
+def seen(file: object, frames: int, fps: float) -> list[int]:
+    """Which frames of `clip_of` are taken."""
+    clip = clip_at(file, frames, fps, (16, 16), "fox")
+    assert clip.shape == (frames, 16, 16, 3) and clip.dtype == np.uint8
+    return [round(float(frame.mean()) / 20) for frame in clip]
+
+
+def test_frames_are_taken_at_the_rate_of_the_policy_from_where_a_clip_begins(tmp_path: Path):
+    file = str(write_mp4(tmp_path / "a.mp4", clip_of(), 8))
+    assert seen(file, 3, 8.0) == seen(file, 3, 8.5) == [0, 1, 2]
+    assert seen(file, 3, 4.0) == [0, 2, 4] and seen(file, 3, 3.0) == [0, 3, 5]
+    assert seen(Video(file, start=0.5), 3, 4.0) == [4, 6, 8] and seen(clip_of(), 3, 1.0) == [0, 1, 2]
+    for source, frames, fps, message in (
+        (file, 7, 4.0, "the clip '.*a.mp4' gives 6 frames at 4 a second, and policy.frames is 7: lower policy.frames"),
+        (file, 3, 16.0, "a.mp4' shows 8 frames a second, and the policy draws 16: set policy.fps = 8"),
+        (Video(file, start=9.0), 3, 8.0, "a.mp4': it asks for 9 s to 1.5 s"),
+        (clip_of(2), 3, 8.0, r"its clip is uint8 of the shape \(2, 32, 48, 3\), and must be uint8"),
+        (Video((file,)), 1, 8.0, "its clip is a sequence of pictures"),
+    ):
+        with pytest.raises(ValueError, match=f"prompt 'fox'.*{message}"):
+            clip_at(source, frames, fps, (16, 16), "fox")
+    with pytest.raises(FileNotFoundError):
+        clip_at("none.mp4", 3, 8.0, (16, 16), "fox")
+
+
+@pytest.mark.parametrize("family", ["wan", "wan_5b", "wan_i2v", "hunyuan15"])
+def test_clips_are_encoded_so_that_decoding_hands_them_back_and_train(tiny: Tiny, tmp_path: Path, family: str):
+    policy, file = make(tiny(family), **CLIPS), str(write_mp4(tmp_path / "a.mp4", clip_of(), 8))
+    first = (Image.fromarray(clip_of()[0]),) if policy.family.sources[1] else ()
+    prompts = [Prompt(name, f"a {name}", first, columns={"clip": file}) for name in ("fox", "cat")]
+    rollouts = policy.rollout(TaughtPictures().first(prompts, 1, 0, 5), plan_of("sft_of_pictures"))
+    (_, sample), *_ = rollouts.samples()
+    assert (sample.role, sample.fps, sample.video.shape) == ("injected", 8.0, (FRAMES, SIDE, SIDE, 3))
+    pixels = torch.from_numpy(sample.video).permute(3, 0, 1, 2)[None] / 127.5 - 1
+    made = policy.pipeline.vae.encode(pixels).latent_dist
+    apart = ((handed_back(policy, rollouts) - made.mean) / made.std).abs()
+    assert float(apart.max()) < 6 and float(apart.mean()) > 0.5
+    gradients = torch.autograd.grad(loss_of(policy, KINDS["sft_of_pictures"], rollouts), list(policy.parameters()))
+    assert all(bool(one.isfinite().all()) for one in gradients) and sum(float(one.norm()) for one in gradients) > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "columns", "message"),
+    [
+        ({"frames": 1}, {"clip": "a.mp4"}, "shows a clip in the column 'clip', but the policy draws pictures: set policy.frames"),
+        ({}, {"picture": "a.png"}, "shows a picture in the column 'picture', but the policy draws clips of 5 frames: give clips"),
+        ({"frames": 9}, {"clip": "a.mp4"}, "gives 6 frames at 4 a second, and policy.frames is 9"),
+    ],
+)
+def test_what_is_taught_is_looked_at_before_weights_are_loaded(
+    tiny: Tiny, tmp_path: Path, settings: dict[str, Any], columns: dict[str, str], message: str
+):
+    write_mp4(tmp_path / "a.mp4", clip_of(), 8)
+    prompt = Prompt("fox", "a fox", columns={name: str(tmp_path / file) for name, file in columns.items()})
+    policy = FlowPolicyConfig(tiny("wan"), **{**CLIPS, "fps": 4.0, **settings})
+    with pytest.raises(ValueError, match=f"prompt 'fox'.*{message}"):
+        FlowModality().adapt_algorithm(KINDS["sft_of_pictures"], policy, "sft", [prompt])
+
+
+def test_models_of_sounds_are_not_taught():
+    prompt = Prompt("fox", "a fox", columns={"picture": "a.png"})
+    with pytest.raises(ValueError, match="models of sounds cannot be taught"):
+        FlowModality().adapt_algorithm(KINDS["sft_of_pictures"], FlowPolicyConfig("m", seconds=1.0), "sft", [prompt])
+
+
+def test_pairs_of_clips_in_memory(tiny: Tiny):
+    light, dark = clip_of(FRAMES)[::-1].copy(), clip_of(FRAMES)
+    pair = Prompt("fox", "a fox", columns={"chosen": light, "rejected": dark})
+    TaughtPairs().check_prompts([pair])
+    trace = make(tiny("wan"), **CLIPS).rollout(TaughtPairs().first([pair], 2, 0, 5), plan_of("dpo_of_pictures")).trace
+    assert isinstance(trace, FlowTrace) and not torch.equal(trace.latents[trace.before[0]], trace.latents[trace.before[1]])
+    with pytest.raises(ValueError, match="has the same picture in the columns"):
+        TaughtPairs().check_prompts([Prompt("fox", "a fox", columns={"chosen": light, "rejected": light.copy()})])
