@@ -1,39 +1,49 @@
-"""Advantages against TRL, verl, GDPO's and MC-GRPO's code."""
+"""Advantages against TRL, verl, GDPO's and MC-GRPO's code, and those of single papers against theirs, or their formula by hand.
+
+With them stand parts that remember, and clips and penalties that differ by action.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from mmrl.algorithms.advantages.answers import Consistency, Polychromic, SemanticEntropy
 from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.entropy import MostSpread, NearEntropy, evenly, largest, most_spread
 from mmrl.algorithms.advantages.group import (
+    Bold,
     GroupNorm,
+    Halves,
     LeaveOneOut,
     LengthBaseline,
     MedianNorm,
     NonZeroScaled,
     PassK,
     ReinforcePlusPlus,
+    Strata,
+    TokenAverage,
+    VirtualBest,
 )
+from mmrl.algorithms.advantages.remembered import SingleStream
+from mmrl.algorithms.advantages.spread import Asymmetric, BetaNorm, Bundles, WhereLengthPays
+from mmrl.algorithms.notes import memory_share
+from mmrl.algorithms.objectives.penalties import BetweenReferences, LooserWhereGood
+from mmrl.algorithms.objectives.surrogates import EntropyClip, MovingClip
+from mmrl.algorithms.planners.extra_samples import Heat
+from mmrl.algorithms.presets.thinking import d3s
 from mmrl.algorithms.shaping.thinking import OverlongPenalty
-from mmrl.core.protocols import Advantage
-from mmrl.core.types import Credit
+from mmrl.algorithms.statistics import uncertainty
+from mmrl.algorithms.turns import cutpoints, segment_advantages
+from mmrl.core.readings import LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS, START_LOGPROBS
+from mmrl.core.types import Prompt, Rollouts
 from tests.numerics.registry import Vector, check, close, tensor
-from tests.support.rows import rollouts, scores
+from tests.numerics.rows import alone, blocks, column, credited, ids_of, up_to
+from tests.support.rows import make_batch, rollouts, scores, with_fields
 
 FLOAT32 = 1e-6
-"""GDPO, MC-GRPO and verl_gdpo run in float32; TRL takes n / (n - 1) of its deviation in float32."""
-
-
-def blocks(num_rows: int, size: int) -> list[int]:
-    """Group ids of consecutive groups."""
-    return [i // size for i in range(num_rows)]
-
-
-def credit(advantage: Advantage, rewards: Tensor, ids: Sequence[int], weights: Sequence[float] | None = None) -> Credit:
-    """One action per row."""
-    return advantage(scores(rewards, weights), rollouts(torch.ones(len(rewards), 1), ids))
+"""GDPO, MC-GRPO, verl_gdpo and codes of single papers run in float32; TRL takes n / (n - 1) of its deviation in float32."""
 
 
 @check("trl_group_advantages")
@@ -43,7 +53,7 @@ def trl_group_advantages(vector: Vector) -> None:
     for case in vector.outputs["cases"]:
         decoupled = case["multi_objective_aggregation"] == "normalize_then_sum"
         advantage = Decoupled(eps=eps, whiten_eps=eps) if decoupled else GroupNorm(scale=case["scale_rewards"], eps=eps)
-        found = credit(advantage, rewards, ids, case["reward_weights"])
+        found = advantage(scores(rewards, case["reward_weights"]), alone(ids))
         what = str({name: x for name, x in case.items() if name not in ("advantages", "is_std_zero")})
         close(found.values[:, 0], case["advantages"], FLOAT32, what)
         assert found.keep.tolist() == (~rewards.isnan().all(1)).tolist(), f"{what}: rows nothing scored are not trained on"
@@ -57,8 +67,8 @@ def gdpo_advantages_trl_fork(vector: Vector) -> None:
     rewards, eps = tensor(vector.inputs["rewards_per_func"]).nan_to_num(), vector.params["eps"]
     ids = blocks(len(rewards), vector.params["num_generations"])
     for case in vector.outputs["cases"]:
-        found = credit(Decoupled(eps=eps, whiten_eps=eps), rewards, ids, case["weights"])
-        close(found.values[:, 0], case["advantages"], FLOAT32, str(case["weights"]))
+        found = credited(Decoupled(eps=eps, whiten_eps=eps), rewards, ids, case["weights"])
+        close(found, case["advantages"], FLOAT32, str(case["weights"]))
 
 
 @check("verl_gdpo")
@@ -89,7 +99,7 @@ def verl_advantages(vector: Vector) -> None:
     }
     for name, expected in vector.outputs.items():
         assert name in advantages, f"nothing reproduces verl's {name}"
-        found = advantages[name](scores(tensor(inputs["rewards"])[:, None]), rows)
+        found = advantages[name](column(inputs["rewards"]), rows)
         # gpg's scale is a quotient in float32 there
         close(found.values, expected, FLOAT32 if name == "gpg" else 1e-9, name)
 
@@ -98,9 +108,7 @@ def verl_advantages(vector: Vector) -> None:
 def mc_grpo_advantages(vector: Vector) -> None:
     advantage = MedianNorm(eps=vector.params["mad_eps"], floor=0.0)
     for case in vector.outputs["cases"]:
-        rewards = tensor(case["rewards"])
-        found = credit(advantage, rewards[:, None], [0] * len(rewards))
-        what = str(case["rewards"])
+        found, what = advantage(column(case["rewards"]), alone([0] * len(case["rewards"]))), str(case["rewards"])
         assert found.keep.tolist() == [not dropped for dropped in case["dropped"]], what
         close(found.values[:, 0], case["advantages_all"], FLOAT32, what)
         close(found.values[found.keep, 0], case["advantages_kept"], FLOAT32, what)
@@ -110,9 +118,227 @@ def mc_grpo_advantages(vector: Vector) -> None:
 def trl_rewards(vector: Vector) -> None:
     """Only `soft_overlong`, which is a shaping here; the others are rewards, checked in tests/plugins."""
     length, buffer = vector.params["soft_overlong"]
-    num_actions = torch.tensor(vector.inputs["lengths"])
-    mask = torch.arange(int(num_actions.max())) < num_actions[:, None]
+    mask = up_to(vector.inputs["lengths"])
     shaped = OverlongPenalty(length, buffer)(scores(torch.zeros(len(mask), 1, dtype=torch.float64)), rollouts(mask), {})
     assert shaped.names[-1] == "overlong"
     assert shaped.weights[-1] == 1
     close(shaped.values[:, -1], vector.outputs["soft_overlong"])
+
+
+@check("ngrpo_advantages")
+def ngrpo_advantages(vector: Vector) -> None:
+    rewards, ids, eps = vector.inputs["rewards"], vector.inputs["index"], vector.params["eps"]
+    for case in vector.outputs["cases"]:
+        part = VirtualBest(best=case["max_reward"], count=case["add_max_reward_num"], eps=eps)
+        close(credited(part, rewards, ids), case["advantages"], FLOAT32, str(case["add_max_reward_num"]))
+    wrong = vector.outputs["all_wrong_group_of_8"]
+    close(credited(VirtualBest(eps=eps), [0.0] * 8, [0] * 8), wrong, FLOAT32, "all wrong")
+
+
+@check("bnpo_advantages")
+def bnpo_advantages(vector: Vector) -> None:
+    inputs, outputs = vector.inputs, vector.outputs
+    close(credited(BetaNorm(), inputs["rewards"], inputs["index"]), outputs["advantages"], FLOAT32)
+    single = inputs["single_group"]
+    close(credited(BetaNorm(), single, [0] * len(single)), outputs["single_group_advantages"], FLOAT32, "one prompt")
+
+
+@check("canon_advantages")
+def canon_advantages(vector: Vector) -> None:
+    inputs = vector.inputs
+    rows = rollouts(up_to(inputs["lengths"]))
+    entropy = tensor(inputs["mean_entropy"])[:, None].expand(rows.action_mask.shape)
+    rows = replace(rows, recorded={OLD_ENTROPY: entropy})
+    for case in vector.outputs["cases"]:
+        for by in ("length", "entropy"):
+            part = Halves(by=by, cross=case["lam"], favour=case["alpha"])
+            close(credited(part, inputs["rewards"], rows), case[f"{by}_split"], FLOAT32, f"{by} {case['lam']}")
+
+
+@check("a_grae")
+def a_grae(vector: Vector) -> None:
+    rewards = tensor(vector.inputs["rewards"])
+    found = credited(Asymmetric(knee=vector.params["alpha"]), rewards.flatten(), blocks(rewards.numel(), rewards.shape[1]))
+    close(found.view(rewards.shape), vector.outputs["advantages"], what="advantages")
+
+
+def answered(given: Sequence[str | None]) -> Rollouts:
+    """One group with these answers."""
+    return saying(["nothing" if answer is None else f"<answer>{answer}</answer>" for answer in given])
+
+
+def saying(texts: Sequence[str]) -> Rollouts:
+    return with_fields(alone([0] * len(texts)), text=texts)
+
+
+@check("seed_grpo")
+def seed_grpo(vector: Vector) -> None:
+    part, rows = SemanticEntropy(alpha=vector.params["alpha"]), answered(vector.inputs["answers"])
+    assert len(rows) == vector.params["G"]
+    close(credited(part, vector.inputs["rewards"], rows), vector.outputs["advantages"])
+
+
+@check("copo_weight")
+def copo_weight(vector: Vector) -> None:
+    part = Consistency(k=float(vector.params["k"]), b=float(vector.params["b"]))
+    labels = [float(hash(answer) % 1009) for answer in vector.inputs["answers"]]
+    entropy, factor = part.entropy(labels)
+    close(entropy, vector.outputs["entropy_bits"], what="entropy")
+    close(factor, vector.outputs["global_factor"], what="factor")
+    close(1 / (1 + torch.tensor(-part.k * (entropy - part.b)).double().exp()), vector.outputs["w"], what="w")
+
+
+@check("polychromic_advantages")
+def polychromic_advantages(vector: Vector) -> None:
+    rewards = vector.inputs["rewards"]
+    part = Polychromic(n=vector.params["n"])
+    assert len(part.sets(len(rewards), 0)) == vector.outputs["num_sets"]
+    close(credited(part, rewards, answered(vector.inputs["signature"])), vector.outputs["advantages"])
+
+
+@check("stratified_advantages")
+def stratified_advantages(vector: Vector) -> None:
+    rewards, eps = vector.inputs["rewards"], vector.params["eps"]
+    rows = saying(["<tool_call>" * int(count) for count in vector.inputs["strata"]])
+    for share, name in ((1.0, "san"), (0.0, "gn")):
+        close(credited(Strata(inside=share, eps=eps), rewards, rows), vector.outputs[name], what=name)
+    for case in vector.outputs["cases"]:
+        close(credited(Strata(inside=case["alpha"], eps=eps), rewards, rows), case["advantages"], what=str(case["alpha"]))
+
+
+@check("adora_weights")
+def adora_weights(vector: Vector) -> None:
+    inputs, params = vector.inputs, vector.params
+    rows = rollouts(up_to(inputs["lengths"]), inputs["index"])
+    part = WhereLengthPays(
+        less=params["lamda"], cap=params["text_max_length_threshold"], above=params["text_correct_score"], empty="text"
+    )
+    close(credited(part, inputs["text_rewards"], rows), vector.outputs["text_advantages"], FLOAT32, "text")
+    part = WhereLengthPays(less=params["lamda"], cap=params["vl_max_length"], above=params["vl_threshold"], empty="vision")
+    groups = zip(inputs["vl_rewards"], inputs["vl_lengths"], vector.outputs["vl_weights"], strict=True)
+    for i, (rewards, length, expected) in enumerate(groups):
+        found = part.weight(tensor(rewards) > part.above, tensor(length))
+        close([found] * len(rewards), expected, what=f"vision {i}")
+
+
+@check("riskpo_advantages")
+def riskpo_advantages(vector: Vector) -> None:
+    inputs, params = vector.inputs, vector.params
+    bundled = {
+        question for question, bundle in zip(inputs["question"], inputs["bundle"], strict=True) if bundle == inputs["bundle"][0]
+    }
+    shares: dict[str, Any] = {"sum-mean": "sum_mean", "uniform": "uniform", "std": "std"}
+    for name, case in vector.outputs["cases"].items():
+        config = case["config"]
+        part = Bundles(
+            size=len(bundled),
+            low=config["quantile_down"],
+            high=config["quantile_up"],
+            mix=config["w_mix"] if config["use_mixing_risk_measure"] else None,
+            quantiles=config["use_q_track_mode"],
+            share=shares[config["credit_assign_mode"]],
+            baseline=config["natural_baseline_adv"],
+        )
+        part.tracked.update({params["quantile_down"]: inputs["q_track_down"], params["quantile_up"]: inputs["q_track_up"]})
+        close(credited(part, inputs["rewards"], ids_of(inputs["question"])), case["advantages"], 1e-6, name)
+    part = Bundles(rate=params["lr_q"])
+    for sums, expected in zip(inputs["tracker_scores"], vector.outputs["tracker_q"], strict=True):
+        part.track(tensor(sums))
+        close([part.tracked[level] for level in params["alphas"]], expected, what="quantiles")
+
+
+@check("hapo_tokens")
+def hapo_tokens(vector: Vector) -> None:
+    inputs, params, outputs = vector.inputs, vector.params, vector.outputs
+    mask = tensor(inputs["mask"]) > 0
+    found = uncertainty(tensor(inputs["entropy"]), mask, params["pivot"], "code")
+    close(found.size, outputs["h_hat"], 2e-6, "h")
+    close([found.pivot, found.deviation, found.upper, found.lower], outputs["stats"], 2e-6, "stats")
+    heat = Heat(found.pivot, found.deviation, found.upper, found.lower, params["tau"])
+    factor = torch.where(mask, heat.factor(tensor(inputs["entropy"])), 1.0)
+    close(factor, 1 + params["tau"] * tensor(outputs["h_hat"]).clamp(-1, 1), 2e-6, "temperature")
+    part = EntropyClip(params["clip"], params["clip"], params["pivot"], params["clip_alpha"], params["adv_beta"], sign="code")
+    low, high = part.bounds(found.size)
+    close(low * mask, outputs["clip_low"], 2e-6, "low")
+    close(high * mask, outputs["clip_high"], 2e-6, "high")
+    ratio = (tensor(inputs["new"]) - tensor(inputs["old"])).exp()
+    moved = part.redistribution(tensor(inputs["advantages"]), ratio, found.size)
+    close(moved * mask, outputs["redistributed"], 2e-6, "redistributed")
+    average = TokenAverage()(column(inputs["rewards"]), rollouts(mask, inputs["index"]))
+    close(average.values, torch.where(mask, tensor(outputs["token_group_average"]), 0.0), 2e-6, "token average")
+
+
+@check("dcpo_advantages")
+def dcpo_advantages(vector: Vector) -> None:
+    inputs, params = vector.inputs, vector.params
+    mask = tensor(inputs["mask"]) > 0
+    ratio = (tensor(inputs["old_at_T"]) - tensor(inputs["old"])).exp()
+    part = NearEntropy(target=params["entropy_base"], most=params["max_alpha"])
+    for case in vector.outputs["cases"]:
+        part.notes["entropy"] = case["entropy"]
+        assert part.reads[1].temperature == case["temperature"]
+        found = part.mixture(tensor(inputs["advantages"]), ratio, mask)
+        close(torch.where(mask, found, 0.0), torch.where(mask, tensor(case["advantages"]), 0.0), 1e-6, str(case["entropy"]))
+
+
+@check("remix")
+def remix(vector: Vector) -> None:
+    ratio = tensor(vector.inputs["ratio_to_behaviour"])
+    mask = torch.ones(1, len(ratio))
+    for case in vector.outputs["loss"]:
+        centre = torch.full_like(ratio, case["centre"])
+        readings = {LOGPROBS: ratio.log()[None], OLD_LOGPROBS: torch.zeros_like(ratio)[None], START_LOGPROBS: centre.log()[None]}
+        part = MovingClip(vector.params["eps"], vector.params["eps"])
+        values, _ = part(readings, make_batch(mask, tensor([case["A"]]), {}))
+        close(values[0], case["loss"], what=str(case))
+    close([BetweenReferences(switch=0).weight(step) for step in vector.inputs["step"]], vector.outputs["lam"], what="weights")
+
+
+@check("hart_ap_grpo")
+def hart_ap_grpo(vector: Vector) -> None:
+    rewards, params, outputs = tensor(vector.inputs["rewards"]), vector.params, vector.outputs
+    lead = rewards - rewards.mean()
+    close(params["beta"] * LooserWhereGood(gain=params["k"]).weight(lead), outputs["mu2"], what="KL")
+    found, plain = (credited(Bold(gain=gain), rewards, [0] * len(rewards)) for gain in (params["k"], 0.0))
+    close(found, outputs["weighted_advantages"], what="advantages")
+    close(found / plain, outputs["mu1"], what="weights")
+
+
+@check("spo_tracker")
+def spo_tracker(vector: Vector) -> None:
+    params = vector.params
+    part = SingleStream(start=params["v0"], samples=float(params["N0"]), half=params["D_half"], whiten=False)
+    one = alone([0])
+    assert one.groups[0].prompt == Prompt("0")
+    for i, visit in enumerate(vector.outputs["trace"]):
+        part.adapt(i, {"policy/kl_old": visit["kl_since_visit"]})
+        close(memory_share(visit["kl_since_visit"], params["D_half"]), visit["rho"], what="rho")
+        close(credited(part, [visit["reward"]], one), [visit["advantage"]], what=f"advantage {i}")
+        known = part.visits.prompts["0"]
+        close([known.right, known.wrong], [visit["alpha"], visit["beta"]], what=f"evidence {i}")
+        close(known.weight(params["eps"]), visit["prompt_weight"], what=f"weight {i}")
+
+
+@check("spo_segment_chain")
+def spo_segment_chain(vector: Vector) -> None:
+    probabilities, sure = vector.inputs["probabilities"], vector.params["prob_threshold"]
+    for case in vector.outputs["cases"]:
+        assert cutpoints(probabilities, case["interval"], sure) == case["cutpoints"]
+        found = segment_advantages(probabilities, case["cutpoints"], case["values"], vector.inputs["score"], sure)
+        close(found, case["advantages"], what=f"interval {case['interval']}")
+
+
+@check("d3s.selection")
+def d3s_selection(vector: Vector) -> None:
+    params, inputs, outputs = vector.params, vector.inputs, vector.outputs
+    assert isinstance(d3s.advantage, MostSpread)
+    advantages = tensor(inputs["advantages"])
+    rows = most_spread(advantages, params["rows"])
+    assert rows == outputs["rows"]
+    entropy = tensor(inputs["entropy"])
+    mask = up_to(inputs["lengths"], entropy.shape[1])
+    found = largest(advantages[rows].abs()[:, None] * entropy, mask, params["share_of_tokens"])
+    assert found.tolist() == outputs["tokens"]
+    first_rows, last_rows, first_share, last_share, over = params["schedule"]
+    sizes = [[evenly(k, first_rows, last_rows, over), evenly(k, first_share, last_share, over)] for k in range(over)]
+    close(sizes, outputs["schedule"], vector.tolerance, "schedule")

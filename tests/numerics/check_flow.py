@@ -1,4 +1,4 @@
-"""Sigmas, steps and rollouts against the official code of flow methods."""
+"""Sigmas, steps, rollouts, windows, trees and decays against the official code of flow methods."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
 from mmrl.flow.dynamics import CPS, DPM2, ODE, DanceSDE, FlowSDE, Gaussian, Stochastic, Wan, euler
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import lay_out
 from mmrl.flow.path import data_of, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
-from mmrl.flow.schedules import Window
+from mmrl.flow.schedules import RandomSubset, Tree, Window, even_splits, random_start
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift, timesteps, truncated_timesteps
-from tests.numerics.registry import Vector, check, close, tensor
+from mmrl.flow.times import TimeSampler
+from tests.numerics.registry import Vector, check, close, each, tensor
 from tests.support.flow_costs import forwards
 
 EXACT, FLOAT32 = 1e-7, 3e-6
@@ -22,22 +24,7 @@ EXACT, FLOAT32 = 1e-7, 3e-6
 LATENTS = 1e-6
 
 
-def checks(*keys: str) -> Any:
-    """Register one function for several keys."""
-
-    def register(function: Any) -> Any:
-        for key in keys:
-            check(key)(function)
-        return function
-
-    return register
-
-
-def each(prefix: str, *endings: Any) -> list[str]:
-    return [f"{prefix}{ending}" for ending in endings]
-
-
-@checks(*each("schedule.sd3_shift3.T", 10, 14, 40))
+@check(*each("schedule.sd3_shift3.T", 10, 14, 40))
 def static_shift(vector: Vector) -> None:
     spacing = StaticShift(vector.params["shift"])
     sigmas = spacing.sigmas(spacing.grid(vector.params["num_steps"]))
@@ -45,7 +32,7 @@ def static_shift(vector: Vector) -> None:
     close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
 
 
-@checks("schedule.flux_dynamic.seq1024.T6", "schedule.flux_dynamic.seq4096.T10")
+@check("schedule.flux_dynamic.seq1024.T6", "schedule.flux_dynamic.seq4096.T10")
 def dynamic_shift(vector: Vector) -> None:
     p = vector.params
     spacing = DynamicShift(p["base_shift"], p["max_shift"], p["base_seq"], p["max_seq"])
@@ -55,7 +42,7 @@ def dynamic_shift(vector: Vector) -> None:
     close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
 
 
-@checks(*each("schedule.linear_shift3.T", 16, 20, 25))
+@check(*each("schedule.linear_shift3.T", 16, 20, 25))
 def linear_shift(vector: Vector) -> None:
     spacing = LinearShift(vector.params["shift"])
     sigmas = spacing.sigmas(spacing.grid(vector.params["num_steps"]))
@@ -90,7 +77,7 @@ def coefficient(vector: Vector, dynamics: CPS | DanceSDE | FlowSDE) -> Tensor:
     return dynamics.deviation(sigmas, at) if isinstance(dynamics, CPS) else dynamics.diffusion(sigmas, at)
 
 
-@checks(*each("flow_grpo.step.sde.i", 0, 1, 4, 8, 9), *each("flow_grpo.step.cps.i", 0, 1, 4, 8, 9))
+@check(*each("flow_grpo.step.sde.i", 0, 1, 4, 8, 9), *each("flow_grpo.step.cps.i", 0, 1, 4, 8, 9))
 def flow_grpo_step(vector: Vector) -> None:
     dynamics = KINDS[vector.params["sde_type"]](vector.params["noise_level"])
     for name, dtype, atol in (("f64", torch.float64, EXACT), ("f32", torch.float32, FLOAT32)):
@@ -111,7 +98,7 @@ def flow_grpo_step(vector: Vector) -> None:
         close((lp_new - lp).exp(), expected["ratio"], max(atol, 1e-6), name)
 
 
-@checks("flow_grpo.step.sde.ode_noise0", "flow_grpo.step.cps.ode_noise0")
+@check("flow_grpo.step.sde.ode_noise0", "flow_grpo.step.cps.ode_noise0")
 def without_noise(vector: Vector) -> None:
     cps = vector.params["sde_type"] == "cps"
     gaussian = step(vector, KINDS[vector.params["sde_type"]](vector.params["noise_level"]))
@@ -137,7 +124,7 @@ def mixed_batch(vector: Vector) -> None:
     close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
 
 
-@checks(*each("flow_grpo.wan_step.i", 0, 7, 19))
+@check(*each("flow_grpo.wan_step.i", 0, 7, 19))
 def wan_step(vector: Vector) -> None:
     x, v, sigmas = tensor(vector.inputs["sample"]), tensor(vector.inputs["v"]), tensor(vector.params["sigmas"])
     index = torch.full((len(x),), vector.params["step_index"])
@@ -149,7 +136,7 @@ def wan_step(vector: Vector) -> None:
     close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
 
 
-@checks(*each("mixgrpo.flow_step.i", 0, 1, 12, 22, 24))
+@check(*each("mixgrpo.flow_step.i", 0, 1, 12, 22, 24))
 def mixgrpo_step(vector: Vector) -> None:
     gaussian = step(vector, FlowSDE(vector.params["eta"]))
     x, v = tensor(vector.inputs["latents"]), tensor(vector.inputs["v"])
@@ -162,18 +149,15 @@ def mixgrpo_step(vector: Vector) -> None:
     close(euler(x, v, sigma, sigma_next), vector.outputs["ode_prev"], LATENTS)
 
 
-@checks(*each("dancegrpo.step.i", 0, 1, 7, 14, 15))
+@check(*each("dancegrpo.step.i", 0, 1, 7, 14, 15))
 def dancegrpo_step(vector: Vector) -> None:
     old, new = (step(vector, DanceSDE(vector.params["eta"]), v) for v in ("v", "v_new"))
     recorded = tensor(vector.outputs["prev_sample"])
     close(old.mean, vector.outputs["prev_mean"], LATENTS)
     close(old.std[0], vector.outputs["noise_std"], LATENTS)
     close(old.draw(tensor(vector.inputs["noise"])), recorded, LATENTS)
-    close(
-        data_of(tensor(vector.inputs["latents"]), tensor(vector.inputs["v"]), vector.params["sigma"]),
-        vector.outputs["pred_x0"],
-        LATENTS,
-    )
+    x, v = tensor(vector.inputs["latents"]), tensor(vector.inputs["v"])
+    close(data_of(x, v, vector.params["sigma"]), vector.outputs["pred_x0"], LATENTS)
     lp, lp_new = old.log_density(recorded), new.log_density(recorded)
     close(lp, vector.outputs["log_prob"], EXACT)
     close(lp_new, vector.outputs["log_prob_new"], EXACT)
@@ -184,7 +168,7 @@ FLOW_FACTORY = {"Flow-SDE": FlowSDE, "Dance-SDE": DanceSDE, "CPS": CPS, "ODE": l
 """Its ODE step is the Gaussian without noise."""
 
 
-@checks(*(key for name in FLOW_FACTORY for key in each(f"flow_factory.step.{name}.i", 0, 4, 8)))
+@check(*(key for name in FLOW_FACTORY for key in each(f"flow_factory.step.{name}.i", 0, 4, 8)))
 def flow_factory_step(vector: Vector) -> None:
     dynamics = FLOW_FACTORY[vector.params["dynamics"]](vector.params["noise_level"])
     old, new = (step(vector, dynamics, v) for v in ("v", "v_new"))
@@ -212,7 +196,7 @@ def storage_rounds_before_the_density(vector: Vector) -> None:
     close(old.log_density(stored), vector.outputs["log_prob_replayed_from_bf16"], FLOAT32)
 
 
-@checks("tempflow.branch_step.i0", "tempflow.branch_step.i5")
+@check("tempflow.branch_step.i0", "tempflow.branch_step.i5")
 def tempflow_branches(vector: Vector) -> None:
     p, noise = vector.params, tensor(vector.inputs["noise"])
     sigmas, at = table(p)
@@ -238,13 +222,8 @@ def one_step(plan: RolloutPlan, sigmas: Tensor, at: int, x: Tensor, v: Tensor, n
     shifted = replace(plan, steps=(*[StepPlan()] * at, *plan.steps)[: len(sigmas) - 1])
     layout = lay_out(shifted, [len(noise)], [0])
     v0 = torch.zeros_like(x)
-    return drop(
-        integrate(shifted, sigmas, layout, lambda _, i, rows: v if i == at else v0, lambda c, rows: noise[rows] if c else x), at
-    )
-
-
-def drop(found: Trajectory, steps: int) -> Trajectory:
-    return replace(found, states=found.states[steps:], means=found.means[steps:], logprobs=found.logprobs[:, steps:])
+    found = integrate(shifted, sigmas, layout, lambda _, i, rows: v if i == at else v0, lambda c, rows: noise[rows] if c else x)
+    return replace(found, states=found.states[at:], means=found.means[at:], logprobs=found.logprobs[:, at:])
 
 
 @check("branchgrpo.split_step")
@@ -263,7 +242,7 @@ def toy(x: Tensor, time: float, c: Tensor | float) -> Tensor:
     return 0.35 * x - 0.2 * time + 0.5 * c
 
 
-@checks(*each("flow_grpo_fast.rollout.", "sde.cfg4.5.win3", "cps.cfg1.0.win3", "sde.cfg1.0.win0"))
+@check(*each("flow_grpo_fast.rollout.", "sde.cfg4.5.win3", "cps.cfg1.0.win3", "sde.cfg1.0.win0"))
 def fast_rollout(vector: Vector) -> None:
     p, first, noise = vector.params, tensor(vector.inputs["init_latents"]), tensor(vector.inputs["noise_per_step"])
     sigmas, (start, stop) = tensor(p["sigmas"]), p["window"]
@@ -291,7 +270,7 @@ def truncated_toy(sigmas: Tensor, cond: float) -> Any:
     return lambda x, i, rows: toy(x, times[i], cond)
 
 
-@checks(*each("mixgrpo.rollout.", "null", "flash_0.4", "flash_0.2", "flash_0.4_late"))
+@check(*each("mixgrpo.rollout.", "null", "flash_0.4", "flash_0.2", "flash_0.4_late"))
 def mixgrpo_rollout(vector: Vector) -> None:
     p, first = vector.params, tensor(vector.inputs["init"])
     noise, window = tensor(vector.inputs["noise_per_sde_or_flow_step"]), p["window"]
@@ -313,7 +292,7 @@ def mixgrpo_rollout(vector: Vector) -> None:
     close(found.logprobs[:, window], vector.outputs["log_probs_window"], EXACT)
 
 
-@checks(*each("nft.rollout.", "flow", "ddim", "dpm1", "dpm2"))
+@check(*each("nft.rollout.", "flow", "ddim", "dpm1", "dpm2"))
 def nft_rollout(vector: Vector) -> None:
     first, sigmas = tensor(vector.inputs["init"]), tensor(vector.params["sigmas"])
     plan = RolloutPlan((StepPlan(DPM2() if vector.params["solver"] == "dpm2" else ODE()),) * (len(sigmas) - 1))
@@ -321,3 +300,109 @@ def nft_rollout(vector: Vector) -> None:
     found = integrate(plan, sigmas, layout, truncated_toy(sigmas, 0.3), lambda c, rows: first)
     close(torch.stack(found.states, 1), vector.outputs["latents"], LATENTS)
     close(found.samples, vector.outputs["final"], LATENTS)
+
+
+@check(*each("mixgrpo.window.", "progressive_default", "flash_star_frozen", "no_overlap", "no_rollback", "decay", "exp_decay"))
+def mixgrpo_window(vector: Vector) -> None:
+    p = vector.params
+    schedule = Window(
+        num_steps=p["max_timesteps"] + 2,
+        size=p["group_size"],
+        move=p["sample_strategy"],
+        dwell=p["iters_per_group"],
+        stride=p["prog_overlap_step"] if p["prog_overlap"] else p["group_size"],
+        decay=(p["max_iters_per_group"], p["min_iters_per_group"]),
+        high=p["max_timesteps"],
+        roll_back=p["roll_back"],
+        overrun=True,
+    )
+    changes: list[list[Any]] = []
+    for i in range(vector.inputs["iterations"]):
+        window = schedule.window(i)
+        if not changes or window != changes[-1][1]:
+            changes.append([i, window])
+    assert changes == vector.outputs["changes"]
+
+
+@check("mixgrpo.window.random_seeded")
+def mixgrpo_random_window(vector: Vector) -> None:
+    size, end = vector.params["group_size"], vector.params["max_timesteps"]
+    for seed, window in vector.outputs["seed_to_window"]:
+        start = random_start(seed, 0, end - size)
+        assert list(range(start, start + size)) == window
+
+
+@check("flow_factory.sde_step_selection")
+def flow_factory_subset(vector: Vector) -> None:
+    candidates, count = tuple(vector.params["sde_steps"]), vector.params["num_sde_steps"]
+    for seed, chosen in vector.outputs.items():
+        schedule = RandomSubset(max(candidates) + 2, candidates, count, seed=0)
+        assert schedule.choice(int(seed)) == chosen
+
+
+@check(*each("branchgrpo.split_points.", "explicit", "rounds4", "clamped"))
+def branchgrpo_splits(vector: Vector) -> None:
+    total, points = vector.params["total_steps"], vector.params["tree_split_points"]
+    splits = even_splits(vector.params["tree_split_rounds"], total) if points is None else given(points)
+    assert list(Tree(total, splits).splits) == vector.outputs["points"]
+
+
+def given(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+@check("branchgrpo.counts")
+def branchgrpo_counts(vector: Vector) -> None:
+    tree = Tree(vector.params["T"], tuple(vector.params["splits"]))
+    found, expected = forwards(tree.at(0), tree.group_size), vector.outputs
+    assert (found.transitions, found.transitions + 1, found.rollout) == tuple(
+        expected[name] for name in ("edges", "nodes", "rollout_forwards")
+    )
+    close([found.update / found.images, found.per_image], [expected["per_leaf_edges"], expected["per_leaf_forwards"]])
+
+
+def kept_by_depth(mask: Tensor) -> dict[str, int]:
+    return {str(depth): int(count) for depth, count in enumerate(mask.sum(0).tolist(), 1) if count}
+
+
+@check(*each("branchgrpo.prune.", "depth_fixed", "depth_slide", "width1"))
+def branchgrpo_prune(vector: Vector) -> None:
+    p = vector.params
+    tree = Tree(
+        pruned_depths=given(p["depth_pruning"]) if "depth_pruning" in p else (),
+        slide_every=p.get("depth_pruning_slide_interval", 0) if p.get("depth_pruning_slide") else 0,
+        stop_depth=p.get("depth_pruning_stop_depth", 0),
+        first_half_only=p.get("width_pruning_mode") == 1,
+    )
+    mask = lay_out(tree.at(p["current_step"]), [tree.group_size], [0]).trained
+    assert int(mask.sum()) == vector.outputs["kept"]
+    assert kept_by_depth(mask) == vector.outputs["kept_per_child_depth"]
+    assert int(lay_out(Tree().at(0), [16], [0]).trained.sum()) == vector.outputs["of"]
+
+
+@check("flow_factory.time_sampler")
+def time_sampler(vector: Vector) -> None:
+    spacing, count = StaticShift(3.0), vector.params["num_timesteps"]
+    sigmas = spacing.sigmas(spacing.grid(10))
+    halves = torch.full((count,), 0.5, dtype=torch.float64)
+    for name, expected in vector.outputs.items():
+        kind, _, shift = name.partition("_shift")
+        reach = vector.params["discrete_range"] if kind.startswith("discrete") else vector.params["timestep_range"]
+        sampler = TimeSampler(kind, count, float(shift or 1), reach)  # type: ignore[arg-type]
+        close(1000 * sampler.strata(sigmas, halves), expected, FLOAT32, name)
+
+
+@check("flow_grpo.ema")
+def warm_decay(vector: Vector) -> None:
+    decay = WarmDecay(vector.params["decay"], vector.params["update_step_interval"])
+    average = vector.inputs["init"]
+    for number, after in zip(vector.inputs["steps"], vector.outputs["ema_after_step"], strict=True):
+        average = decay(number) * average + (1 - decay(number)) * number
+        close(average, after)
+
+
+@check("nft.old_decay")
+def ramp_decay(vector: Vector) -> None:
+    types = {"0": RampDecay(slope=0.0), "1": RampDecay(), "2": RampDecay(flat=75, slope=0.0075, most=0.999)}
+    for name, expected in vector.outputs.items():
+        close([types[name](s) for s in vector.inputs["steps"]], expected)

@@ -1,30 +1,34 @@
-"""Terms, weights and schedules of flow methods that credit one step, a divergence or a whole group, against their code."""
+"""Flow methods that credit one step, a divergence, a pair or a whole group, against their code, with gradients."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.flow import StepRewards
+from mmrl.algorithms.advantages.flow import BestAgainstWorst, BestWorst, StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm
-from mmrl.algorithms.objectives.forward import CenteredReward, GroupPreference
+from mmrl.algorithms.objectives.forward import CenteredReward, DenoisingPreference, GroupPreference, Matching
 from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.algorithms.weights.importance import EqualGradient, InverseStep
-from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Counts, Reading
 from mmrl.flow.dynamics import CPS, FlowSDE, Wan
 from mmrl.flow.integrate import integrate
 from mmrl.flow.layout import lay_out
-from mmrl.flow.path import velocity_of
+from mmrl.flow.path import add_noise, velocity_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan, steps_where
+from mmrl.flow.sigmas import DiffusionTable
 from mmrl.policies.flow.read.evaluate import euler_means
-from tests.numerics.check_flow import checks, each
-from tests.numerics.check_flow_parts import column, credited
-from tests.numerics.registry import Vector, check, close, tensor
-from tests.support.rows import make_batch
+from tests.numerics.check_flow_parts import of_rows
+from tests.numerics.registry import Vector, check, close, each, tensor
+from tests.numerics.rows import alone, blocks, column, credited, ids_of
+from tests.support.rows import make_batch, weighed
 
 
 def batch_of(advantages: Tensor) -> Batch:
@@ -33,7 +37,7 @@ def batch_of(advantages: Tensor) -> Batch:
     return Batch(plain.rollouts, advantages, plain.share, plain.importance)
 
 
-@checks(*each("flow_dppo.loss.", "mixed", "tight", "loose", "plain_mse"))
+@check(*each("flow_dppo.loss.", "mixed", "tight", "loose", "plain_mse"))
 def divergence_mask(vector: Vector) -> None:
     inputs, out, tolerance = vector.inputs, vector.outputs, vector.tolerance
     means = {MEAN: tensor(inputs["mean_new"]).requires_grad_(), SAMPLED_MEAN: tensor(inputs["mean_old"])}
@@ -53,9 +57,7 @@ def divergence_mask(vector: Vector) -> None:
     close(infos["policy/clip_frac"].mean(), out["masked"], tolerance)
     divergence = infos["policy/kl_old"] if term.divide else infos["policy/kl_old"] * readings[STD] ** 2
     close(divergence, out["kl"], tolerance)
-    values.mean().backward()
-    assert means[MEAN].grad is not None
-    close(means[MEAN].grad, out["grad_mean_new"], tolerance)
+    close(torch.autograd.grad(values.mean(), means[MEAN])[0], out["grad_mean_new"], tolerance)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def pulls_of(sigmas: Tensor, steps: list[int], level: float = 1.0) -> Tensor:
     return RolloutPlan(steps_where(len(sigmas) - 1, steps, noisy)).pulls(sigmas).double()
 
 
-@checks(*each("flash_grpo.rectification.", "unipc_older_T20", "linear_T20", "linear_T10_level07"))
+@check(*each("flash_grpo.rectification.", "unipc_older_T20", "linear_T20", "linear_T10_level07"))
 def rectification(vector: Vector) -> None:
     sigmas, steps, out = tensor(vector.inputs["sigmas"]), vector.params["steps"], vector.outputs
     pulls = pulls_of(sigmas, steps, vector.params["eta"])
@@ -91,7 +93,7 @@ def rectification(vector: Vector) -> None:
     close(gaussian.log_density(tensor(vector.inputs["x_next"])), out["log_prob"], vector.tolerance)
 
 
-@checks("flash_grpo.loss.a", "flash_grpo.loss.b")
+@check("flash_grpo.loss.a", "flash_grpo.loss.b")
 def one_step_loss(vector: Vector) -> None:
     p, inputs, out = vector.params, vector.inputs, vector.outputs
     steps, rows = inputs["steps"], torch.arange(len(inputs["steps"]))
@@ -116,12 +118,12 @@ def one_step_loss(vector: Vector) -> None:
         close(gradient[mask], out[f"grad_{way}"], 1e-6)
 
 
-@checks("longcat.formulas.a", "longcat.formulas.b")
+@check("longcat.formulas.a", "longcat.formulas.b")
 def most_spread_group(vector: Vector) -> None:
     p, inputs, out = vector.params, vector.inputs, vector.outputs
     rewards = tensor(inputs["rewards"])
-    ids = [group for group, row in enumerate(inputs["rewards"]) for _ in row]
-    found = credited(GroupNorm("max_group", ddof=0, eps=0.0, zero_below=0.0), rewards.flatten()[:, None], ids)
+    ids = blocks(rewards.numel(), rewards.shape[1])
+    found = credited(GroupNorm("max_group", ddof=0, eps=0.0, zero_below=0.0), rewards.flatten(), ids)
     close(found, rewards.new_tensor(out["advantage_max_deviation"]).flatten(), vector.tolerance)
     for i, (sigma, length) in enumerate(zip(inputs["sigma"], inputs["step"], strict=True)):
         sigmas, at = tensor([sigma, sigma - length]), torch.zeros(1, dtype=torch.long)
@@ -133,15 +135,15 @@ def most_spread_group(vector: Vector) -> None:
         close(1.5 / pull[0], out["policy_weight"][i], 1e-5)
 
 
-@checks("crd.loss.uniform", "crd.loss.plain_error")
+@check("crd.loss.uniform", "crd.loss.plain_error")
 def centred_reward(vector: Vector) -> None:
     p, out, tolerance = vector.params, vector.outputs, vector.tolerance
-    live = column(vector, "v").requires_grad_()
+    live = of_rows(vector, "v").requires_grad_()
     readings = {
         VELOCITY: live,
-        VELOCITY._replace(model="ema"): column(vector, "v_old"),
-        VELOCITY._replace(model="ref"): column(vector, "v_ref"),
-        TARGET_VELOCITY: column(vector, "target"),
+        VELOCITY._replace(model="ema"): of_rows(vector, "v_old"),
+        VELOCITY._replace(model="ref"): of_rows(vector, "v_ref"),
+        TARGET_VELOCITY: of_rows(vector, "target"),
     }
     batch = batch_of(tensor(vector.inputs["advantages"])[:, None])
     term = CenteredReward(p["beta"], float(p["adv_clip"]), p["normalized_errors"])
@@ -153,9 +155,7 @@ def centred_reward(vector: Vector) -> None:
     close(p["kl"] * kl.mean(), out["kl_loss"], tolerance)
     loss = values.mean() + p["kl"] * kl.mean()
     close(loss, out["loss"], tolerance)
-    loss.backward()
-    assert live.grad is not None
-    close(live.grad[:, 0], out["grad_v"], tolerance)
+    close(torch.autograd.grad(loss, live)[0][:, 0], out["grad_v"], tolerance)
 
 
 @check("crd.decay")
@@ -166,7 +166,7 @@ def slow_copies(vector: Vector) -> None:
         close([decay(step) for step in vector.inputs["steps"]], vector.outputs[name], vector.tolerance)
 
 
-@checks("few_step.renoise.a", "few_step.renoise.b")
+@check("few_step.renoise.a", "few_step.renoise.b")
 def renewed_noise(vector: Vector) -> None:
     """CPS at level 1, from any latent that predicts this data."""
     data, noise = tensor(vector.inputs["data"]), tensor(vector.inputs["noise"])
@@ -177,15 +177,15 @@ def renewed_noise(vector: Vector) -> None:
         close(gaussian.draw(noise[i : i + 1])[0], vector.outputs["x_next"][i], vector.tolerance)
 
 
-@checks(*each("dgpo.", "loss.plain", "loss.clip", "loss.clip_wide", "pairs_are_dpo"))
+@check(*each("dgpo.", "loss.plain", "loss.clip", "loss.clip_wide", "pairs_are_dpo"))
 def group_preference(vector: Vector) -> None:
     p, out, tolerance = vector.params, vector.outputs, vector.tolerance
-    live = column(vector, "v").requires_grad_()
+    live = of_rows(vector, "v").requires_grad_()
     readings = {
         VELOCITY: live,
-        VELOCITY._replace(model="ref"): column(vector, "v_ref"),
-        VELOCITY._replace(model="ema"): column(vector, "v_old"),
-        TARGET_VELOCITY: velocity_of(column(vector, "x0"), column(vector, "noise")),
+        VELOCITY._replace(model="ref"): of_rows(vector, "v_ref"),
+        VELOCITY._replace(model="ema"): of_rows(vector, "v_old"),
+        TARGET_VELOCITY: velocity_of(of_rows(vector, "x0"), of_rows(vector, "noise")),
     }
     advantages, ids = tensor(vector.inputs["advantages"]), [int(i) for i in vector.inputs["groups"]]
     batch = make_batch(torch.ones(len(ids), 1), advantages, {}, ids)
@@ -201,7 +201,7 @@ def group_preference(vector: Vector) -> None:
         close(gradient[:, 0] * p["beta"], out["dpo_grad_v"], tolerance)
 
 
-@checks("mixed_weights.rollout.a", "mixed_weights.rollout.b")
+@check("mixed_weights.rollout.a", "mixed_weights.rollout.b")
 def mixed_weights(vector: Vector) -> None:
     p, sigmas, x1 = vector.params, tensor(vector.inputs["sigmas"]), tensor(vector.inputs["x1"])
     tuned, base = tensor(vector.inputs["a"]), tensor(vector.inputs["b"])
@@ -215,7 +215,7 @@ def mixed_weights(vector: Vector) -> None:
     close(torch.stack(found.states), vector.outputs["states"], vector.tolerance)
 
 
-@checks("unigrpo.flow.a", "unigrpo.flow.b")
+@check("unigrpo.flow.a", "unigrpo.flow.b")
 def normalized_ratios_near_the_reference(vector: Vector) -> None:
     """The official weights per step have mean 1."""
     p, inputs, out, tolerance = vector.params, vector.inputs, vector.outputs, vector.tolerance
@@ -234,14 +234,13 @@ def normalized_ratios_near_the_reference(vector: Vector) -> None:
         weight = InverseStep()(make_batch(torch.ones_like(dt), torch.zeros(n), {DT: dt}), Counts(1, 1, 1))
         values = values * weight / weight.mean()
     close(values.mean(), out["policy_loss"], tolerance)
-    (gradient,) = torch.autograd.grad(values.mean(), new)
-    close(gradient, out["grad_mean_new"], tolerance)
-    velocities = {VELOCITY: column(vector, "v"), VELOCITY._replace(model="ref"): column(vector, "v_ref")}
+    close(torch.autograd.grad(values.mean(), new)[0], out["grad_mean_new"], tolerance)
+    velocities = {VELOCITY: of_rows(vector, "v"), VELOCITY._replace(model="ref"): of_rows(vector, "v_ref")}
     kl, _ = FlowKL("velocity_mse")(velocities, batch_of(torch.zeros(len(inputs["v"]), 1, dtype=torch.float64)))
     close(kl.mean(), out["velocity_mse"], tolerance)
 
 
-@checks("opd.kl.a", "opd.kl.b")
+@check("opd.kl.a", "opd.kl.b")
 def distance_from_a_teacher(vector: Vector) -> None:
     """Half the squared means on steps without noise, the KL divergence on noisy ones, and verl-omni's without the step."""
     p, inputs, out, tolerance = vector.params, vector.inputs, vector.outputs, vector.tolerance
@@ -262,7 +261,7 @@ def distance_from_a_teacher(vector: Vector) -> None:
     close(FlowKL("no_dt", "teacher")(noisy, batch)[0].mean(0), out["verl_no_dt_mean_per_step"], tolerance)
 
 
-@checks("vgpo.formulas.a", "vgpo.formulas.b")
+@check("vgpo.formulas.a", "vgpo.formulas.b")
 def rewards_per_step(vector: Vector) -> None:
     p, rewards, out = vector.params, tensor(vector.inputs["instant_rewards"]), vector.outputs
     advantage = StepRewards(p["gamma"], p["k"], 1.0, ddof=p["ddof"], eps=p["eps"], zero_below=0.0)
@@ -270,3 +269,134 @@ def rewards_per_step(vector: Vector) -> None:
     close(values, out["value"], vector.tolerance)
     close(advantage.weights_of(values), out["step_weight"], vector.tolerance)
     close(advantage.compare(values), out["advantage"], vector.tolerance)
+
+
+LIVE = VELOCITY._replace(guidance=1.0)
+REF = LIVE._replace(model="ref")
+
+
+def loss_of_pairs(
+    term: DenoisingPreference, readings: Mapping[Reading, Tensor], sign: list[float], ids: list[int]
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The mean over pairs, and what is logged; rows hold one noised copy each."""
+    algorithm = Algorithm(((1.0, term),), aggregation=SequenceMean())
+    frozen = {reading: x[:, None] for reading, x in readings.items() if reading != LIVE}
+    batch = weighed(algorithm, make_batch(torch.ones(len(sign), 1), torch.tensor(sign, dtype=torch.float64), frozen, ids))
+    return algorithm.loss(batch, {LIVE: readings[LIVE][:, None]})
+
+
+@check("dpo_diffusion")
+def dpo_diffusion(vector: Vector) -> None:
+    """Errors of predicted noise, from the velocities of the same model as a flow."""
+    inputs, p = vector.inputs, vector.params
+    table = DiffusionTable(p["beta_start"], p["beta_end"], p["beta_schedule"]).table.double()
+    sigma = table[torch.tensor(inputs["timesteps"])].repeat(2)
+    noise, weights = tensor(inputs["noise"]).repeat(2, 1, 1, 1), tensor(inputs["weights"]).requires_grad_()
+    noisy = add_noise(tensor(inputs["latents"]), noise, sigma) / ((1 - sigma) ** 2 + sigma**2).sqrt()[:, None, None, None]
+    close(noisy, vector.outputs["noisy"], 1e-5, "noisy")
+    noisy = tensor(vector.outputs["noisy"])
+
+    def velocity(of: Tensor) -> Tensor:
+        predicted = torch.einsum("oc,nchw->nohw", of, noisy)
+        return (predicted - noise) / (1 - sigma)[:, None, None, None]
+
+    readings = {LIVE: velocity(weights), REF: velocity(tensor(inputs["ref_weights"])), SIGMA: sigma}
+    readings |= {TARGET_VELOCITY: torch.zeros_like(noisy)}
+    for case in vector.outputs["cases"]:
+        loss, metrics = loss_of_pairs(DenoisingPreference(case["beta"], "noise"), readings, [1, 1, -1, -1], [0, 1, 0, 1])
+        close(loss, case["loss"], 1e-6, "loss")
+        close(torch.autograd.grad(loss, weights, retain_graph=True)[0], case["grad"], 1e-6, "gradient")
+        close(metrics["policy/preferred"], case["implicit_acc"], 1e-6, "accuracy")
+        close(metrics["policy/margin"], tensor(case["inside"]).mean(), 1e-6, "inside")
+
+
+@check("dpo_flow")
+def dpo_flow(vector: Vector) -> None:
+    inputs = vector.inputs
+    data, noise = tensor(inputs["data"]), tensor(inputs["noise"]).repeat(2, 1, 1, 1)
+    noisy = add_noise(data, noise, tensor(inputs["sigma"]).repeat(2))
+    close(noisy, vector.outputs["noisy"], 1e-9, "noisy")
+    weights = tensor(inputs["weights"]).requires_grad_()
+    live, ref = (torch.einsum("oc,nchw->nohw", of, noisy) for of in (weights, tensor(inputs["ref_weights"])))
+    readings = {LIVE: live, REF: ref, TARGET_VELOCITY: noise - data}
+    for case in vector.outputs["cases"]:
+        term = DenoisingPreference(case["beta"])
+        loss, metrics = loss_of_pairs(term, readings, [1, 1, -1, -1], [0, 1, 0, 1])
+        close(loss, case["loss"], 1e-9, "loss")
+        close(torch.autograd.grad(loss, weights, retain_graph=True)[0], case["grad"], 1e-9, "gradient")
+        close(metrics["policy/margin"], tensor(case["inside"]).mean(), 1e-9, "inside")
+        both, _ = loss_of_pairs(replace(term, sft=0.5), readings, [1, 1, -1, -1], [0, 1, 0, 1])
+        chosen = ((live - noise + data)[:2] ** 2).mean()
+        close(both, loss + 0.5 * chosen, 1e-9, "with the error of the chosen")
+
+
+@check(*each("flow_dpo.loss.", "beta2000", "beta100", "beta5"))
+def flow_dpo(vector: Vector) -> None:
+    """Winners behind losers, with a row between that belongs to no pair."""
+    inputs, out = vector.inputs, vector.outputs
+    winner, loser, noise = (tensor(inputs[name]) for name in ("winner", "loser", "noise"))
+    leaves = [tensor(inputs[name]).requires_grad_() for name in ("v_loser", "v_winner")]
+    n = len(noise)
+    readings = {
+        LIVE: torch.cat([leaves[0], leaves[0].detach() + 1, leaves[1]]),
+        REF: torch.cat([tensor(inputs[name]) for name in ("ref_loser", "ref_loser", "ref_winner")]),
+        TARGET_VELOCITY: torch.cat([noise - loser, noise - loser, noise - winner]),
+    }
+    sign, ids = [-1.0] * n + [0.0] * n + [1.0] * n, [*range(n)] * 3
+    loss, _ = loss_of_pairs(DenoisingPreference(vector.params["beta"]), readings, sign, ids)
+    loss = loss * 3 / 2
+    close(loss, out["loss"], vector.tolerance, "loss")
+    for found, name in zip(torch.autograd.grad(loss, leaves), ("grad_v_loser", "grad_v_winner"), strict=True):
+        close(found, out[name], vector.tolerance, name)
+
+
+@check("dpo_denoising")
+def dpo_denoising(vector: Vector) -> None:
+    """Errors are given: one place of a latent holds their root."""
+    w, l_, ref_w, ref_l = (tensor(vector.inputs[name]) for name in ("model_w", "model_l", "ref_w", "ref_l"))
+    readings = {LIVE: torch.cat([w, l_]).sqrt()[:, None], REF: torch.cat([ref_w, ref_l]).sqrt()[:, None]}
+    readings |= {TARGET_VELOCITY: torch.zeros_like(readings[LIVE])}
+    n = len(w)
+    for case in vector.outputs["cases"]:
+        sign, ids = [1.0] * n + [-1.0] * n, [*range(n)] * 2
+        loss, metrics = loss_of_pairs(DenoisingPreference(case["beta"]), readings, sign, ids)
+        close(loss, tensor(case["loss"]).mean(), what=f"loss {case['beta']}")
+        close(metrics["policy/margin"], tensor(case["inside"]).mean(), what=f"inside {case['beta']}")
+
+
+def pairs_of(rewards: list[float], ids: list[int]) -> list[tuple[int, int]]:
+    """The best and the worst row of every group that has a pair."""
+    credit = BestAgainstWorst()(column(rewards), alone(ids))
+    values = torch.where(credit.keep, credit.values[:, 0], 0.0).tolist()
+    found: dict[int, dict[float, int]] = {}
+    for row, (group, value) in enumerate(zip(ids, values, strict=True)):
+        if value:
+            found.setdefault(group, {})[value] = row
+    return [(pair[1.0], pair[-1.0]) for pair in found.values()]
+
+
+@check(*each("flow_dpo.pairs.", "a", "ties"))
+def flow_dpo_pairs(vector: Vector) -> None:
+    """A group of equal rewards has no pair, where the code compares its first sample with itself."""
+    wanted: list[Any] = [tuple(pair) for pair in vector.outputs["pairs"] if pair[0] != pair[1]]
+    assert pairs_of(vector.inputs["advantages"], vector.inputs["groups"]) == wanted
+
+
+@check(*each("labels.", "a", "b"))
+def labels(vector: Vector) -> None:
+    """Those that are built: of rejection fine-tuning and of pairs."""
+    rewards, ids = vector.inputs["rewards"], ids_of(vector.inputs["prompts"])
+    close(credited(BestWorst(worst=False), rewards, ids), vector.outputs["sft"], vector.tolerance, "sft")
+    close(credited(BestWorst(), rewards, ids), vector.outputs["dpo"], vector.tolerance, "dpo")
+
+
+@check(*each("flow_sft.loss.", "a", "b"))
+def flow_sft(vector: Vector) -> None:
+    inputs, out = vector.inputs, vector.outputs
+    v, target = tensor(inputs["v"]).requires_grad_(), tensor(inputs["noise"]) - tensor(inputs["data"])
+    algorithm = Algorithm(((1.0, Matching()),), aggregation=SequenceMean())
+    batch = make_batch(torch.ones(len(v), 1), tensor(inputs["labels"]), {TARGET_VELOCITY: target[:, None]})
+    loss, metrics = algorithm.loss(weighed(algorithm, batch), {LIVE: v[:, None]})
+    close(loss, out["loss"], vector.tolerance, "loss")
+    close(metrics["policy/matching_error"], tensor(out["error"]).mean(), vector.tolerance, "error")
+    close(torch.autograd.grad(loss, v)[0], out["grad_v"], vector.tolerance, "gradient")

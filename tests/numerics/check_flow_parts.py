@@ -1,18 +1,22 @@
-"""Advantages, weights and losses of flow methods against their official code."""
+"""Advantages, weights and losses of flow methods, gradients of rewards, and clips with sound, against their official code."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.decoupled import Decoupled, PerModality
 from mmrl.algorithms.advantages.flow import BestWorst, extremes
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm, mean_of_leaves, node_columns, path_weighted
-from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
+from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm, RewardGradient
 from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.pixels import with_rewards
+from mmrl.algorithms.presets.flow import omninft
 from mmrl.algorithms.weights.importance import InverseStep, NoiseLevel
 from mmrl.core.protocols import Advantage, Term
 from mmrl.core.readings import (
@@ -20,6 +24,7 @@ from mmrl.core.readings import (
     LOGPROBS,
     MEAN,
     OLD_LOGPROBS,
+    PIXELS,
     ROLLOUT_LOGPROBS,
     SAMPLED_MEAN,
     SIGMA,
@@ -27,51 +32,39 @@ from mmrl.core.readings import (
     TARGET_VELOCITY,
     VELOCITY,
 )
-from mmrl.core.types import Batch, Counts, Reading, Rollouts
+from mmrl.core.types import Batch, Counts, Prompt, Reading, Rollouts, Scores
 from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import lay_out
 from mmrl.flow.path import add_noise, data_of, velocity_of
 from mmrl.flow.schedules import Tree
-from tests.numerics.check_flow import checks, each
-from tests.numerics.check_flow_schedules import kept_by_depth
-from tests.numerics.registry import Vector, check, close, tensor
-from tests.support.rows import Nothing, make_batch, scores
-from tests.support.rows import rollouts as rows_of
+from mmrl.flow.surrogate import SurrogatePath, shares_of, tail_of
+from tests.numerics.check_flow import kept_by_depth
+from tests.numerics.registry import Vector, check, close, each, tensor
+from tests.numerics.rows import blocks, credited, ids_of
+from tests.support.rows import Nothing, make_batch, rollouts, scores
 
 FLOAT32 = 3e-6
 
 
-def credited(advantage: Advantage, rewards: Tensor, ids: list[int], weights: Any = None) -> Tensor:
-    """The advantage of every row of (n, k) rewards, each having one action."""
-    rows = rows_of(torch.ones(len(rewards), 1), ids)
-    return advantage(scores(rewards, weights), rows).values[:, 0]
-
-
-def ids_of(names: list[str]) -> list[int]:
-    return [names.index(name) for name in names]
-
-
-@checks(*(f"flow_grpo.advantage.global_std_{s}.{shape}" for s in ("true", "false") for shape in ("1d", "per_timestep")))
+@check(*(f"flow_grpo.advantage.global_std_{s}.{shape}" for s in ("true", "false") for shape in ("1d", "per_timestep")))
 def flow_grpo_advantage(vector: Vector) -> None:
     p, rewards, expected = vector.params, tensor(vector.inputs["rewards"]), tensor(vector.outputs["advantages"])
     advantage = GroupNorm(scale="batch" if p["global_std"] else "group", ddof=p["ddof"], eps=p["eps"])
-    columns = [rewards[:, None]] if rewards.ndim == 1 else list(rewards[:, :, None].unbind(1))
-    wanted = [expected] if expected.ndim == 1 else list(expected.unbind(1))
-    for column, want in zip(columns, wanted, strict=True):
-        close(credited(advantage, column, ids_of(vector.inputs["prompts"])), want)
+    by_step = zip(*(x.view(len(x), -1).unbind(1) for x in (rewards, expected)), strict=True)
+    for own, wanted in by_step:
+        close(credited(advantage, own, ids_of(vector.inputs["prompts"])), wanted)
 
 
 @check("flow_grpo.advantage.flat")
 def flat_advantage(vector: Vector) -> None:
-    rewards = tensor(vector.inputs["rewards"])[:, None]
+    rewards = vector.inputs["rewards"]
     close(credited(GroupNorm(ddof=0, eps=vector.params["eps"]), rewards, [0] * len(rewards)), vector.outputs["advantages"])
 
 
-@checks("flow_grpo.advantage.type_sft", "flow_grpo.advantage.type_dpo")
+@check("flow_grpo.advantage.type_sft", "flow_grpo.advantage.type_dpo")
 def labels(vector: Vector) -> None:
-    rewards = tensor(vector.inputs["rewards"])[:, None]
-    found = credited(BestWorst(worst=vector.params["type"] == "dpo"), rewards, ids_of(vector.inputs["prompts"]))
-    close(found, vector.outputs["labels"])
+    part, ids = BestWorst(worst=vector.params["type"] == "dpo"), ids_of(vector.inputs["prompts"])
+    close(credited(part, vector.inputs["rewards"], ids), vector.outputs["labels"])
 
 
 def flow_factory_advantage(vector: Vector, summed: bool) -> None:
@@ -85,14 +78,14 @@ def flow_factory_advantage(vector: Vector, summed: bool) -> None:
 
 
 for how in ("sum", "gdpo"):
-    checks(*each(f"flow_factory.advantage.{how}.global_std_", "true", "false"))(
+    check(*each(f"flow_factory.advantage.{how}.global_std_", "true", "false"))(
         partial(flow_factory_advantage, summed=how == "sum")
     )
 
 
 @check("dancegrpo.advantage")
 def dancegrpo_advantage(vector: Vector) -> None:
-    rewards, p = tensor(vector.inputs["rewards"])[:, None], vector.params
+    rewards, p = vector.inputs["rewards"], vector.params
     close(credited(GroupNorm(ddof=p["ddof"], eps=p["eps"]), rewards, [0] * len(rewards)), vector.outputs["advantages"], FLOAT32)
 
 
@@ -104,12 +97,12 @@ def best_of_n(vector: Vector) -> None:
     assert (top.tolist(), bottom.tolist()) == (vector.outputs["top"], vector.outputs["bottom"])
 
 
-@checks("prefgrpo.advantage.gdpo_false", "prefgrpo.advantage.gdpo_true")
+@check("prefgrpo.advantage.gdpo_false", "prefgrpo.advantage.gdpo_true")
 def prefgrpo_advantage(vector: Vector) -> None:
     p = vector.params
     rewards = torch.stack([tensor(vector.inputs[name]) for name in p["weights"]], 1)
     part = Decoupled(p["ddof"], p["eps"], zero_below=0.0, whiten="rollout" if p["apply_gdpo"] else "none", whiten_eps=p["eps"])
-    groups = [i // p["num_generations"] for i in range(len(rewards))]
+    groups = blocks(len(rewards), p["num_generations"])
     close(credited(part, rewards, groups, list(p["weights"].values())), vector.outputs["advantages"], FLOAT32)
 
 
@@ -118,7 +111,7 @@ def tree_rollouts(leaf_ids: list[str], edge_log_prob: dict[str, float]) -> tuple
     paths = [["/".join(leaf.split("/")[: depth + 1]) for depth in range(1, leaf.count("/") + 1)] for leaf in leaf_ids]
     flat = [path for row in paths for path in row]
     node_ids = torch.tensor([[flat.index(path) for path in row] for row in paths])
-    plain = rows_of(torch.ones_like(node_ids), [0] * len(paths))
+    plain = rollouts(torch.ones_like(node_ids), [0] * len(paths))
     owned = torch.stack(
         [(node_ids[:, t, None] == node_ids[:, t]).int().argmax(1) == torch.arange(len(paths)) for t in range(node_ids.shape[1])],
         1,
@@ -159,7 +152,7 @@ check("branchgrpo.tree_advantage.softmax")(partial(tree_advantage, fusion="path"
 def width_pruning(vector: Vector) -> None:
     tree, rewards = Tree(), tensor(vector.inputs["leaf_rewards"])
     layout = lay_out(tree.at(vector.params["current_step"]), [tree.group_size], [0])
-    plain = rows_of(layout.trained, [0] * tree.group_size)
+    plain = rollouts(layout.trained, [0] * tree.group_size)
     rows = Rollouts(plain.groups, plain.group_ids, plain.sample_ids, layout.trained, Nothing(), {}, layout.node_ids)
     credit = TreeNorm(kept_chains=vector.params["width_pruning_ratio"])(scores(rewards[:, None]), rows)
     assert credit.actions is not None
@@ -176,17 +169,17 @@ def term_values(term: Term, advantages: Tensor, readings: dict[Reading, Tensor])
     return values[:, 0], {name: info[:, 0] for name, info in infos.items()}
 
 
-def column(vector: Vector, name: str) -> Tensor:
+def of_rows(vector: Vector, name: str) -> Tensor:
     """A tensor of one action per row, (n, 1, ...)."""
     return tensor(vector.inputs[name])[:, None]
 
 
-@checks("flow_grpo.loss.beta0.0", "flow_grpo.loss.beta0.04")
+@check("flow_grpo.loss.beta0.0", "flow_grpo.loss.beta0.04")
 def flow_grpo_loss(vector: Vector) -> None:
     p, out = vector.params, vector.outputs
     most = p["adv_clip_max"]
     advantages = tensor(vector.inputs["advantages"])[:, p["timestep_column"]].clamp(-most, most)
-    readings = {LOGPROBS: column(vector, "log_prob"), OLD_LOGPROBS: column(vector, "old_log_prob")}
+    readings = {LOGPROBS: of_rows(vector, "log_prob"), OLD_LOGPROBS: of_rows(vector, "old_log_prob")}
     values, infos = term_values(Clip(p["clip_range"], p["clip_range"]), advantages, readings)
     close(infos["policy/ratio"], out["ratio"], 1e-6)
     close(values, torch.maximum(tensor(out["unclipped_loss"]), tensor(out["clipped_loss"])), 1e-6)
@@ -194,7 +187,7 @@ def flow_grpo_loss(vector: Vector) -> None:
     loss = values.mean()
     if "kl_loss" in out:
         s = torch.full((len(advantages), 1), p["std_dev_t"], dtype=torch.float64)
-        means = {MEAN: column(vector, "prev_mean"), MEAN._replace(model="ref"): column(vector, "prev_mean_ref")}
+        means = {MEAN: of_rows(vector, "prev_mean"), MEAN._replace(model="ref"): of_rows(vector, "prev_mean_ref")}
         # S^2 / dt = s^2 for any step size: take one, and S with it
         kl, _ = term_values(FlowKL("no_dt"), advantages, {**means, STD: s * 0.3, DT: torch.full_like(s, 0.09)})
         close(kl.mean(), out["kl_loss"], 1e-6)
@@ -204,16 +197,14 @@ def flow_grpo_loss(vector: Vector) -> None:
 
 @check("prefgrpo.kl")
 def true_kl(vector: Vector) -> None:
-    means = {MEAN: column(vector, "mean"), MEAN._replace(model="ref"): column(vector, "mean_ref")}
+    means = {MEAN: of_rows(vector, "mean"), MEAN._replace(model="ref"): of_rows(vector, "mean_ref")}
     n = len(means[MEAN])
     std = torch.full((n, 1), vector.params["noise_scale_ref"], dtype=torch.float64)
     kl, _ = term_values(FlowKL("true"), torch.zeros(n), {**means, STD: std})
     close(kl.mean(), vector.outputs["kl"], FLOAT32)
 
 
-@checks(
-    "grpo_guard.flow_grpo", "grpo_guard.flow_factory", *each("grpo_guard.pref_grpo.", "flow_negative_dt", "dance_positive_dt")
-)
+@check("grpo_guard.flow_grpo", "grpo_guard.flow_factory", *each("grpo_guard.pref_grpo.", "flow_negative_dt", "dance_positive_dt"))
 def ratio_norm(vector: Vector) -> None:
     p, out = vector.params, vector.outputs
     of_the_batch, reweighted = "ratio_mean_bias" in out, isinstance(p["clip_range"], float)
@@ -223,10 +214,10 @@ def ratio_norm(vector: Vector) -> None:
     advantages = tensor(vector.inputs["adv"])
     full = torch.ones(len(advantages), 1, dtype=torch.float64)
     readings = {
-        LOGPROBS: column(vector, "log_prob"),
-        OLD_LOGPROBS: column(vector, "old_log_prob"),
-        MEAN: column(vector, "mean"),
-        SAMPLED_MEAN: column(vector, "mean_old"),
+        LOGPROBS: of_rows(vector, "log_prob"),
+        OLD_LOGPROBS: of_rows(vector, "old_log_prob"),
+        MEAN: of_rows(vector, "mean"),
+        SAMPLED_MEAN: of_rows(vector, "mean_old"),
         STD: std * full,
         DT: dt * full,
     }
@@ -241,7 +232,7 @@ def ratio_norm(vector: Vector) -> None:
     close(values.mean(), out["policy_loss"], FLOAT32)
 
 
-@checks("tempflow.weights.sd3_T10", "tempflow.weights.flux1024_T10")
+@check("tempflow.weights.sd3_T10", "tempflow.weights.flux1024_T10")
 def noise_level_weights(vector: Vector) -> None:
     sigmas, out = tensor(vector.params["sigmas"]), vector.outputs
     steps = len(sigmas) - 1
@@ -255,18 +246,18 @@ def noise_level_weights(vector: Vector) -> None:
     close(found[:-1], out["weight"][:-1], 3e-3, "the paper's constant to three digits")
 
 
-@checks(
+@check(
     "nft.loss.beta1.0.all",
     "nft.loss.beta0.1.all",
     *each("nft.loss.beta1.0.", "positive_only", "negative_only", "one_only", "binary"),
 )
 def negative_aware(vector: Vector) -> None:
     p, out = vector.params, vector.outputs
-    x0, noise, t = column(vector, "x0"), column(vector, "noise"), tensor(p["t"])
+    x0, noise, t = of_rows(vector, "x0"), of_rows(vector, "noise"), tensor(p["t"])
     readings = {
-        VELOCITY: column(vector, "v_new"),
-        VELOCITY._replace(model="ema"): column(vector, "v_old"),
-        VELOCITY._replace(model="ref"): column(vector, "v_ref"),
+        VELOCITY: of_rows(vector, "v_new"),
+        VELOCITY._replace(model="ema"): of_rows(vector, "v_old"),
+        VELOCITY._replace(model="ref"): of_rows(vector, "v_ref"),
         TARGET_VELOCITY: velocity_of(x0, noise),
         SIGMA: t[:, None],
     }
@@ -289,15 +280,183 @@ def negative_aware(vector: Vector) -> None:
     close(values.mean() + p["kl_beta"] * kl.mean(), out["loss"], 1e-6)
 
 
-@checks("awm.log_prob", "awm.log_prob.flow_factory")
+@check("awm.log_prob", "awm.log_prob.flow_factory")
 def matching_score(vector: Vector) -> None:
     p = vector.params
-    target, t = velocity_of(column(vector, "x0"), column(vector, "noise")), tensor(p["t"])
+    target, t = velocity_of(of_rows(vector, "x0"), of_rows(vector, "noise")), tensor(p["t"])
     names = {"Uniform": "uniform", "t": "t", "t**2": "t2", "huber": "huber", "ghuber": "ghuber"}
     exact = "elbo_std" in vector.outputs
     for name, expected in vector.outputs["log_prob"].items():
         term = AdvantageMatching(names[name], p.get("ghuber_power", 0.25))  # type: ignore[arg-type]
-        close(term.score(column(vector, "v"), target, t[:, None])[:, 0], expected, 1e-7 if exact else FLOAT32, name)
+        close(term.score(of_rows(vector, "v"), target, t[:, None])[:, 0], expected, 1e-7 if exact else FLOAT32, name)
     if exact:
         sigmas = torch.cat([t, torch.zeros(1, dtype=torch.float64)])
         close(FlowSDE(0.7).diffusion(sigmas, torch.arange(len(t))), vector.outputs["elbo_std"], 1e-7)
+
+
+class Toy:
+    """v = tanh(x W) + t b on its own path of Euler steps, and the reward sum(c x) - mean(x^2) / 2 of a row."""
+
+    def __init__(self, vector: Vector) -> None:
+        inputs = vector.inputs
+        self.sigmas, self.x1, self.c = (tensor(inputs[name]) for name in ("sigmas", "x1", "c"))
+        self.weights, self.bias = (tensor(inputs[name]).requires_grad_() for name in ("W", "b"))
+        self.dt = self.sigmas[:-1] - self.sigmas[1:]
+        with torch.no_grad():
+            self.states = [self.x1]
+            for step, dt in enumerate(self.dt):
+                self.states.append(self.states[-1] - dt * self.velocity(self.states[-1], self.sigmas[step]))
+
+    def velocity(self, x: Tensor, t: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weights) + t[..., None] * self.bias
+
+    def end(self, path: SurrogatePath, active: Iterable[int], through: dict[int, float]) -> Tensor:
+        """The end of the path with these steps, the same for all rows."""
+        n, t = len(self.x1), len(self.dt)
+        mask, seen = torch.zeros(n, t, dtype=torch.bool), torch.zeros(n, t, dtype=torch.float64)
+        mask[:, list(active)] = True
+        for step, share in through.items():
+            seen[:, step] = share
+
+        def velocities(rows: Tensor, columns: Tensor, added: Tensor | None) -> Tensor:
+            x = torch.stack([self.states[int(step)][int(row)] for row, step in zip(rows, columns, strict=True)])
+            return self.velocity(x if added is None else x + added, self.sigmas[columns])
+
+        return path.end(mask, seen, self.dt.expand(n, -1), self.states[-1], velocities)
+
+    def agrees(self, end: Tensor, out: dict[str, Tensor], tolerance: float, what: str) -> None:
+        loss = -((self.c * end).sum(1) - (end**2).mean(1) / 2).mean()
+        for found, name in zip(torch.autograd.grad(loss, (self.weights, self.bias)), ("grad_W", "grad_b"), strict=True):
+            close(found, out[name], tolerance, f"{what} {name}")
+
+
+@check(*each("reward_gradient.draft_refl.", "a", "b"))
+def draft_and_refl(vector: Vector) -> None:
+    toy, count = Toy(vector), vector.params["T"]
+    for name, out in vector.outputs.items():
+        if name == "refl":
+            x, t = toy.states[out["step"]], toy.sigmas[out["step"]]
+            end = x - t * toy.velocity(x, t)
+        else:
+            path = SurrogatePath("draft", steps=int(name.removeprefix("draft_")))
+            active, through = path.choose(count, torch.Generator())
+            steps = active.nonzero()[:, 0].tolist()
+            end = toy.end(path, steps, {step: float(through[step]) for step in steps})
+        close(end, out["x0"], vector.tolerance, f"{name} x0")
+        toy.agrees(end, out, vector.tolerance, name)
+
+
+@check(*each("reward_gradient.flowbp_sparse.", "a", "b"))
+def sparse(vector: Vector) -> None:
+    toy = Toy(vector)
+    for name, out in vector.outputs.items():
+        steps, rescale = name.split(".rescale")
+        end = toy.end(SurrogatePath("sparse", rescale=float(rescale)), map(int, steps.split("-")), {})
+        close(end, vector.inputs["x0"], vector.tolerance, "the rollout's value")
+        toy.agrees(end, out, vector.tolerance, name)
+
+
+@check(*each("reward_gradient.flowbp_bridge.", "a", "b"))
+def bridge(vector: Vector) -> None:
+    toy, steps = Toy(vector), range(vector.params["T"])
+    for name, out in vector.outputs.items():
+        joint, alpha = name.removeprefix("j").split(".alpha")
+        end = toy.end(SurrogatePath("bridge", rescale=0.0), steps, {int(joint): float(alpha)})
+        toy.agrees(end, out, vector.tolerance, name)
+
+
+@check("reward_gradient.flowbp_bridge.two_steps")
+def bridge_of_two_steps(vector: Vector) -> None:
+    """Full backpropagation, which is DRaFT with all steps."""
+    toy = Toy(vector)
+    for path in (SurrogatePath("bridge", alpha=1.0), SurrogatePath("draft", steps=2)):
+        end = toy.end(path, range(2), {1: 1.0})
+        close(end, vector.outputs["x0"], vector.tolerance, "x0")
+        toy.agrees(end, dict(vector.outputs), vector.tolerance, path.kind)
+
+
+@check("reward_gradient.flowbp_choices")
+def choices(vector: Vector) -> None:
+    """Those of Sparse, Bridge and the last steps; supports are Lagrange's, which is not built."""
+    assert [list(shares_of(*case)) for case in vector.inputs["alloc"]] == vector.outputs["alloc"]
+    assert [[tail_of(int(count), share), count] for count, share in vector.inputs["tail"]] == vector.outputs["tail"]
+
+
+class Given:
+    """Scores that are there already, on the first pixel."""
+
+    def of_pixels(self, pixels: Tensor, prompts: list[Prompt]) -> Tensor:
+        return pixels[:, 0, 0, 0]
+
+
+@check("reward_gradient.hinge")
+def hinge(vector: Vector) -> None:
+    rewards = tensor(vector.inputs["rewards"])
+    ((_, term),) = with_rewards(((1.0, RewardGradient(top=vector.params["top"])),), [("given", 1.0, Given())])
+    pixels = rewards[:, None, None, None].expand(-1, 3, 2, 2).clone().requires_grad_()
+    values, _ = term({PIXELS: pixels}, make_batch(torch.ones(len(rewards), 2), torch.zeros(len(rewards)), {}))
+    close(values[:, 0], vector.outputs["loss_per_row"], 1e-6, "loss")
+    close(vector.params["scale"] * values.mean(), vector.outputs["loss"], 1e-6, "mean")
+
+
+OF_CLIP = ("videoalign_score", "hpsv3_score_video")
+OF_SOUND = ("audiobox_aesthetics_score", "clap_score")
+"""Of vectors that do not say theirs."""
+
+
+def told(vector: Vector) -> tuple[PerModality, Rollouts, Scores]:
+    """The preset's advantage with the vector's numbers, and its samples."""
+    inputs, params = vector.inputs, vector.params
+    names = list(params["weights"])
+    values = torch.stack([tensor(inputs["rewards"][name]) for name in names], 1)
+    ids = [sorted(set(inputs["prompts"])).index(one) for one in inputs["prompts"]]
+    made = replace(scores(values, list(params["weights"].values())), names=tuple(names))
+    part = omninft.advantage
+    assert isinstance(part, PerModality)
+    scale = params.get("deviation", params.get("scale"))
+    assert part.each == replace(part.each, scale=scale, ddof=params["ddof"], eps=params["eps"], whiten="none")
+    known = {"of_clip": params.get("of_video", OF_CLIP), "of_sound": params.get("of_audio", OF_SOUND)}
+    return replace(part, **{key: tuple(own) for key, own in known.items()}), rollouts(torch.ones(len(ids), 2), ids), made
+
+
+def both(part: PerModality, rows: Rollouts, made: Scores) -> tuple[Tensor, Tensor]:
+    part = replace(part, **{key: tuple(n for n in getattr(part, key) if n in made.names) for key in ("of_clip", "of_sound")})
+    return part(made, rows).values[:, 0], part.of_the_sound(made, rows)[:, 1]
+
+
+@check("omninft.route.a", "omninft.route.b")
+def routes(vector: Vector) -> None:
+    clip, sound = both(*told(vector))
+    close(clip, vector.outputs["advantage_video"], vector.tolerance, "clip")
+    close(sound, vector.outputs["advantage_audio"], vector.tolerance, "sound")
+
+
+@check("omninft.advantages")
+def advantages(vector: Vector) -> None:
+    part, rows, made = told(vector)
+    clip, sound = both(part, rows, made)
+    close(clip, vector.outputs["video"], vector.tolerance, "clip")
+    close(sound, vector.outputs["audio"], vector.tolerance, "sound")
+    close(part.each(made, rows).values[:, 0], vector.outputs["shared"], vector.tolerance, "shared")
+    for k, name in enumerate(made.names):
+        alone = Scores((name,), made.values[:, k : k + 1], made.status[:, k : k + 1], made.weights.new_ones(1))
+        close(part.each(alone, rows).values[:, 0], vector.outputs["each"][name], vector.tolerance, name)
+
+
+@check("omninft.loss.video", "omninft.loss.weighted")
+def losses(vector: Vector) -> None:
+    """Its advantages are those of tokens, all of whose elements share them, and rows are actions; times are 1."""
+    inputs, params = vector.inputs, vector.params
+    term = omninft.objective[0][1]
+    assert isinstance(term, NegativeAware) and (term.beta, term.clip, term.parts) == (params["beta"], params["adv_clip"], True)
+    data, old = (tensor(inputs[name])[:, None] for name in ("data", "data_old"))
+    live = tensor(inputs["data_policy"])[:, None].requires_grad_()
+    r = term.goodness(tensor(inputs["advantages"])[:, None])
+    close(r[:, 0], vector.outputs["goodness"], vector.tolerance, "goodness")
+    each = term.pulls(live, old, data, r, torch.ones(len(data), 1, dtype=torch.float64))[:, 0]
+    weights: Any = tensor(inputs["region_weights"])[..., None].expand_as(each)
+    rows = (each * weights).sum((1, 2)) / weights.sum((1, 2))
+    close(rows, vector.outputs["policy_per_row"], vector.tolerance, "rows")
+    close(rows.mean(), vector.outputs["loss"], vector.tolerance, "loss")
+    (gradient,) = torch.autograd.grad(rows.mean(), live)
+    close(gradient[:, 0], vector.outputs["grad_data_policy"], vector.tolerance, "gradient")

@@ -1,4 +1,4 @@
-"""Losses and their gradients through Algorithm.weigh and Algorithm.loss, against TRL, verl and EasyR1."""
+"""Losses and their gradients through Algorithm.weigh and Algorithm.loss, against TRL, verl, EasyR1 and code of single papers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, OldKL, Rec, VarianceBound, dual_step
 from mmrl.algorithms.objectives.penalties import ReferenceKL
+from mmrl.algorithms.objectives.regression import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, KlCov, Reinforce, Sapo, Vespo
-from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
+from mmrl.algorithms.weights.aggregate import FixedLength, GroupSum, SequenceMean, SequenceSum, TokenMean, TokenSum
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.readings import LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Reading, Scope
 from tests.numerics.registry import Vector, check, close, tensor
-from tests.support.rows import counts_of, loss_and_gradient, make_batch, weighed
+from tests.numerics.rows import close_loss
+from tests.support.rows import counts_of, loss_and_gradient, make_batch, weighed, weighed_loss
 
 LEVELS = {"token": "action", "sequence": "rollout"}
 VERL_K3 = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
@@ -152,8 +155,7 @@ def trl_loss(vector: Vector, case: Mapping[str, Any], args: Mapping[str, Any]) -
     loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts, at), {LOGPROBS: live})
     # the window's token count is for steps_per_generation micro-batches, of which this is one
     scale = spg if loss_type in ("dapo", "cispo", "vespo") else 1
-    tolerance = FLOAT32 if loss_type == "sapo" else 1e-9
-    what = case.get("tag", str(args))
+    tolerance, what = FLOAT32 if loss_type == "sapo" else 1e-9, case.get("tag", str(args))
     close(scale * loss, case["loss"], tolerance, f"loss of {what}")
     close(scale * gradient, case["grad_per_token_logps"], tolerance, f"gradient of {what}")
 
@@ -186,12 +188,8 @@ def trl_gmpo_loss(vector: Vector) -> None:
     for case in vector.outputs["cases"]:
         term = Gmpo(low=float(params["epsilon_low"]), high=float(params["epsilon_high"]))
         algorithm = Algorithm(objective=((1.0, term), (float(case["beta"]), ReferenceKL())))
-        counts = trl_counts(batch, "gmpo", 1, None)
-        loss, gradient = loss_and_gradient(
-            algorithm, weighed(algorithm, batch, counts), {LOGPROBS: tensor(inputs["per_token_logps"])}
-        )
-        close(loss, case["loss"], what=f"loss of beta {case['beta']}")
-        close(gradient, case["grad_per_token_logps"], what=f"gradient of beta {case['beta']}")
+        counts, live = trl_counts(batch, "gmpo", 1, None), {LOGPROBS: tensor(inputs["per_token_logps"])}
+        close_loss(algorithm, batch, live, case, what=f"beta {case['beta']}", counts=counts)
 
 
 @check("trl_vllm_importance_sampling")
@@ -282,9 +280,7 @@ def verl_policy_losses(vector: Vector) -> None:
         if name.startswith("geo_mean"):
             # verl averages this one over all rows, fully masked ones included, and its 1e-8 sits inside the exponent too
             counts, tolerance = replace(counts, rollouts=len(batch)), 2e-8
-        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts), {LOGPROBS: live})
-        close(loss, case["loss"], tolerance, f"loss of {name}")
-        close(gradient, case["grad"], tolerance, f"gradient of {name}")
+        close_loss(algorithm, batch, {LOGPROBS: live}, case, tolerance, name, counts=counts)
 
 
 # EasyR1
@@ -312,6 +308,128 @@ def easyr1_policy_loss(vector: Vector) -> None:
         )
         # EasyR1 counts fully masked rows
         counts = replace(counts_of(batch), rollouts=len(batch))
-        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts), {LOGPROBS: live})
-        close(loss, case["loss"], what=f"loss of {case['loss_type']} {case['avg']}")
-        close(gradient, case["grad"], what=f"gradient of {case['loss_type']} {case['avg']}")
+        close_loss(algorithm, batch, {LOGPROBS: live}, case, what=f"{case['loss_type']} {case['avg']}", counts=counts)
+
+
+# Single papers
+OF_PAPERS = 2e-6
+"""Codes that run in float32."""
+
+
+def of_the_whole(
+    objective: Sequence[tuple[float, Term]],
+    aggregation: Weight,
+    inputs: Any,
+    advantages: Tensor,
+    ids: Sequence[int] | None = None,
+    names: tuple[str, str] = ("new", "old"),
+) -> tuple[Algorithm, Batch, dict[Reading, Tensor]]:
+    """An algorithm, the batch of the whole vector, and the new log-probabilities."""
+    batch = make_batch(tensor(inputs["mask"]) > 0, advantages, {OLD_LOGPROBS: tensor(inputs[names[1]])}, ids)
+    return Algorithm(objective=tuple(objective), aggregation=aggregation), batch, {LOGPROBS: tensor(inputs[names[0]])}
+
+
+def centred(rewards: Any, ids: Sequence[int]) -> Tensor:
+    values, groups = tensor(rewards), torch.tensor(ids)
+    return torch.stack([value - values[groups == one].mean() for value, one in zip(values, groups, strict=True)])
+
+
+@check("disco_losses")
+def disco_losses(vector: Vector) -> None:
+    inputs, params = vector.inputs, vector.params
+    advantages = centred(inputs["rewards"], inputs["index"])
+    hinge = TrustHinge(beta=params["beta"], delta=params["delta"])
+    for name, expected in vector.outputs.items():
+        score = "ratio" if name.endswith("Lratio") else "logprob"
+        tau = None if name.startswith("discob") else params["tau"][name]
+        term = Discriminative(score=score, tau=tau)
+        for objective, loss, grad in (
+            ([(1.0, term), (1.0, hinge)], "loss", "grad"),
+            ([(1.0, term)], "loss_beta0", "grad_beta0"),
+        ):
+            found, gradient = weighed_loss(*of_the_whole(objective, GroupSum(), inputs, advantages, inputs["index"]))
+            close(gradient, expected[grad], OF_PAPERS, f"{name} {grad}")
+            if tau is None:
+                close(found, expected[loss], OF_PAPERS, f"{name} {loss}")
+
+
+@check("drpo_loss")
+def drpo_loss(vector: Vector) -> None:
+    inputs, params = vector.inputs, vector.params
+    advantages = centred(inputs["rewards"], inputs["uid"])
+    term = Discriminative(tau=params["tau"], short=params["Lambda"], length=len(inputs["mask"][0]))
+    for case in vector.outputs["cases"]:
+        hinge = TrustHinge(beta=params["beta"], delta=case["delta"], estimator="k1")
+        objective, names = [(1.0, term), (1.0, hinge)], ("log_prob", "old_log_prob")
+        _, gradient = weighed_loss(*of_the_whole(objective, GroupSum(), inputs, advantages, inputs["uid"], names))
+        close(gradient, case["grad"], 1e-5, f"delta {case['delta']}")
+
+
+@check("rec_losses")
+def rec_losses(vector: Vector) -> None:
+    inputs, params = vector.inputs, vector.params
+    kept: dict[str, Any] = {
+        "none": "all",
+        "two-side": "two_sides",
+        "one-side": "one_side",
+        "ring": "ring",
+        "gspo-one-side": "rollout",
+    }
+    weight: dict[str, Any] = {"none": "one", "importance_sampling": "ratio", "advantage": "advantage"}
+    for case in vector.outputs["cases"]:
+        term = Rec(
+            kept=kept[case["clip_mode"]],
+            weight=weight[case["weight"]],
+            low=params["eps_low"],
+            high=params["eps_high"],
+            outer_low=params["eps_low_prime"],
+            outer_high=params["eps_high_prime"],
+            temperature=params["temp"],
+        )
+        objective: list[tuple[float, Term]] = [(1.0, term)]
+        if case["regularizer"] != "none":
+            objective.append((case["coef"], OldKL("k2" if case["regularizer"] == "k2" else "forward")))
+        what = " ".join(str(case[name]) for name in ("clip_mode", "weight", "regularizer"))
+        close_loss(*of_the_whole(objective, TokenMean(), inputs, tensor(inputs["advantages"])), case, what=what)
+
+
+@check("r2vpo_loss")
+def r2vpo_loss(vector: Vector) -> None:
+    inputs, params, outputs = vector.inputs, vector.params, vector.outputs
+    term = VarianceBound(params["lam"])
+    close_loss(*of_the_whole([(1.0, term)], TokenMean(), inputs, tensor(inputs["advantages"])), outputs)
+    multiplier, trace = params["lam"], []
+    for variance in inputs["variances"]:
+        multiplier = dual_step(multiplier, variance, params["delta"], params["dual_lr"])
+        trace.append(multiplier)
+    close(trace, outputs["dual_trace"], what="multiplier")
+
+
+@check("llds_penalty")
+def llds_penalty(vector: Vector) -> None:
+    inputs, outputs, mask = vector.inputs, vector.outputs, tensor(vector.inputs["mask"]) > 0
+    advantages = tensor(inputs["preserved_rows"]) * 2 - 1
+    # the paper's denominator, the actions of rows with A >= 0, in place of all
+    coef = float(mask.sum() / mask[advantages >= 0].sum())
+    gap = torch.where(mask, tensor(inputs["old"]) - tensor(inputs["new"]), 0.0)
+    assert KeepLikely().gate(gap).double().tolist() == outputs["response_gate"]
+    expected = {"loss": outputs["penalty"], "grad": outputs["grad"]}
+    close_loss(*of_the_whole([(coef, KeepLikely())], TokenMean(), inputs, advantages), expected)
+
+
+@check("nft_text_loss")
+def nft_text_loss(vector: Vector) -> None:
+    inputs, params = vector.inputs, vector.params
+    right, rate = tensor(inputs["rewards"]), tensor(inputs["correct_rate"])
+    advantages = torch.where(right > 0, 1 - rate, -rate)
+    for name, case in vector.outputs["cases"].items():
+        level, form = name.split("_norm")
+        term = NegativeAwareText(
+            normalize=("none", "linear", "deviation")[int(form)],
+            floor=params["clamp_negative"],
+            level="action" if level == "token" else "rollout",
+            rates=tuple(params["rate_clip"]),
+        )
+        # the code adds up actions / denominator, or whole rollouts
+        sums = (len(right) / params["denominator"], FixedLength(1)) if level == "token" else (float(len(right)), SequenceMean())
+        close_loss(*of_the_whole([(sums[0], term)], sums[1], inputs, advantages), case, what=name)

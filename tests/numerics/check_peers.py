@@ -11,7 +11,7 @@ from mmrl.core.protocols import Advantage
 from mmrl.policies.text.packed.row import pack_row
 from mmrl.policies.text.prompt.encode import Encoded
 from tests.numerics.registry import Vector, check, close, tensor
-from tests.support.rows import rollouts, scores
+from tests.numerics.rows import blocks, credited
 
 
 def repeated(order: Sequence[int], batch_size: int, each: int, whole: int) -> Iterator[int]:
@@ -38,11 +38,10 @@ def trl_repeat_sampler(vector: Vector) -> None:
 def swift_advantages(vector: Vector) -> None:
     inputs, params = vector.inputs, vector.params
     size, eps = params["num_generations"], params["eps"]
-    ids = [i // size for i in range(len(inputs["rewards_per_func"]))]
-    rows = rollouts(torch.ones(len(ids), 1), ids)
+    ids = blocks(len(inputs["rewards_per_func"]), size)
     for case in vector.outputs["cases"]:
         name, scale = case["advantage_estimator"], case["scale_rewards"]
-        rewards, weights, tolerance, factor = tensor(case["rewards"])[:, None], [1.0], 1e-6, 1.0
+        rewards, weights, tolerance, factor = tensor(case["rewards"]), [1.0], 1e-6, 1.0
         part: Advantage = GroupNorm(scale=scale if scale != "gdpo" else "group", eps=eps)
         if scale == "gdpo":
             part = Decoupled(eps=params["gdpo_eps"], whiten_eps=params["gdpo_eps"])
@@ -53,7 +52,7 @@ def swift_advantages(vector: Vector) -> None:
         elif name == "reinforce_plus_plus" and scale == "batch":
             # its eps is added to the deviation, ours to the variance
             part, tolerance = ReinforcePlusPlus(baseline=True), eps * 4
-        found = part(scores(rewards, weights), rows).values[:, 0] * factor
+        found = credited(part, rewards, ids, weights) * factor
         close(found, case["advantages"], tolerance, f"{name} {scale} {case['kl_in_reward']}")
 
 

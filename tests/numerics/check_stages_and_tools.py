@@ -14,9 +14,7 @@ from mmrl.answers.calls import CallError
 from mmrl.core.readings import OLD_VALUE
 from mmrl.data.tools.pictures import clip
 from mmrl.policies.text.read.looks import backward_distance, future_influence
-from tests.numerics.formulas.critics import nearest_to
-from tests.numerics.formulas.step_values import step_values, value_advantages
-from tests.numerics.formulas.tools import code_reward, zoom_reward
+from tests.numerics.formulas import code_reward, nearest_to, step_values, value_advantages, zoom_reward
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import rollouts, scores
 

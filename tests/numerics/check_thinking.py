@@ -20,25 +20,12 @@ from mmrl.algorithms.shaping.thinking import BudgetReward, LengthBudget, ModePay
 from mmrl.algorithms.weights.aggregate import FirstApart, TokenMean
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, VALUE
 from mmrl.core.samples import segments_of
-from mmrl.core.types import Group, Prompt, Rollouts, Sample, Scores
+from mmrl.core.types import Group, Prompt, Rollouts, Sample
 from mmrl.policies.text.read.evaluate import token_values
 from tests.numerics.check_rewards import shipped
 from tests.numerics.registry import Vector, check, close, tensor
-from tests.support.rows import loss_and_gradient, make_batch, rollouts, scores, weighed
-
-
-def column(rewards: Sequence[float]) -> Scores:
-    return scores(tensor(rewards)[:, None])
-
-
-def alone(index: Sequence[int]) -> Rollouts:
-    """One action per row."""
-    return rollouts(torch.ones(len(index), 1), index)
-
-
-def up_to(lengths: Sequence[int], width: int) -> Tensor:
-    """The action mask of rows of these lengths."""
-    return torch.arange(width) < torch.tensor(lengths)[:, None]
+from tests.numerics.rows import alone, close_loss, column, credited, up_to
+from tests.support.rows import make_batch, rollouts, weighed_loss, with_columns, with_fields
 
 
 def signs(params: Any) -> dict[str, BySign]:
@@ -70,26 +57,16 @@ def w_reinforce_loss(vector: Vector) -> None:
     for name, part in signs(vector.params).items():
         credit = part(column(inputs["rewards"]), rollouts(mask))
         batch = make_batch(mask & credit.keep[:, None], credit.values, {OLD_LOGPROBS: old})
-        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: new})
-        close(loss, vector.outputs[name]["loss"], vector.tolerance, f"{name} loss")
-        close(gradient, vector.outputs[name]["grad"], vector.tolerance, f"{name} gradient")
+        close_loss(algorithm, batch, {LOGPROBS: new}, vector.outputs[name], vector.tolerance, name)
 
 
-def of_tokens(tokens: Sequence[Sequence[int]]) -> Rollouts:
-    """One group of rows with these tokens."""
-    rows = rollouts(up_to([len(row) for row in tokens], max(map(len, tokens))))
-    (group,) = rows.groups
-    samples = (replace(one, token_ids=tuple(row)) for one, row in zip(group.samples, tokens, strict=True))
-    return replace(rows, groups=(replace(group, samples=tuple(samples)),))
-
-
-@check("tempo.advantages")
-@check("treerl.advantages")
+@check("tempo.advantages", "treerl.advantages")
 def of_prefixes(vector: Vector) -> None:
-    inputs = vector.inputs
+    tokens = vector.inputs["tokens"]
     part = PrefixValues(eps=vector.params["eps"]) if "eps" in vector.params else TreeValues()
     assert vector.params.get("ddof", 1) == 1
-    found = part(column(inputs["rewards"]), of_tokens(inputs["tokens"]))
+    rows = with_fields(rollouts(up_to(list(map(len, tokens)))), token_ids=list(map(tuple, tokens)))
+    found = part(column(vector.inputs["rewards"]), rows)
     for row, expected in zip(found.values, vector.outputs["advantages"], strict=True):
         close(row[: len(expected)], expected, vector.tolerance)
         assert not row[len(expected) :].any()
@@ -103,11 +80,8 @@ def in_parts(index: Sequence[int], parts: Sequence[Any], mask: Tensor | None = N
         own = sorted((i for i, one in enumerate(index) if one == group), key=lambda i: parts[i])
         for number, i in enumerate(own):
             ids[i] = number
-    groups = (
-        replace(group, prompt=Prompt(str(group.id), columns={name: x[k] for name, x in columns.items()}))
-        for k, group in enumerate(rows.groups)
-    )
-    return replace(rows, groups=tuple(groups), sample_ids=torch.tensor(ids))
+    rows = replace(rows, sample_ids=torch.tensor(ids))
+    return with_columns(rows, **columns) if columns else rows
 
 
 @check("adaptthink.advantages")
@@ -115,8 +89,8 @@ def adaptthink_advantages(vector: Vector) -> None:
     inputs = vector.inputs
     parts = [not short for short in inputs["begun_without_thought"]]
     rows = in_parts(inputs["index"], parts, reference_accuracy=inputs["reference_accuracy"])
-    found = AboveReference(delta=vector.params["delta"])(column([float(right) for right in inputs["right"]]), rows)
-    close(found.values[:, 0], vector.outputs["advantages"], vector.tolerance)
+    found = credited(AboveReference(delta=vector.params["delta"]), inputs["right"], rows)
+    close(found, vector.outputs["advantages"], vector.tolerance)
 
 
 @check("adaptthink.loss")
@@ -124,22 +98,11 @@ def adaptthink_loss(vector: Vector) -> None:
     inputs, (low, high) = vector.inputs, vector.params["clip"]
     new, old, short = tensor(inputs["new"]), tensor(inputs["old"]), inputs["begun_without_thought"]
     mask = up_to(inputs["lengths"], new.shape[1])
-    pairs = zip(halves(short, True), halves(short, False), strict=True)
-    index = [0] * len(short)
-    for group, rows in enumerate(pairs):
-        for i in rows:
-            index[i] = group
-    batch = make_batch(mask, tensor(inputs["advantages"]), {OLD_LOGPROBS: old})
-    batch = replace(batch, rollouts=in_parts(index, [not one for one in short], mask))
+    index = [sum(one == own for one in short[:i]) for i, own in enumerate(short)]
+    batch = make_batch(in_parts(index, [not one for one in short], mask), tensor(inputs["advantages"]), {OLD_LOGPROBS: old})
     algorithm = Algorithm(objective=((1.0, EvenStart(low, high, vector.params["share_without"])),))
     assert vector.params["aggregation"] == "rows"
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: new})
-    close(loss, vector.outputs["loss"], vector.tolerance, "loss")
-    close(gradient, vector.outputs["grad"], vector.tolerance, "gradient")
-
-
-def halves(short: Sequence[bool], wanted: bool) -> list[int]:
-    return [i for i, one in enumerate(short) if one == wanted]
+    close_loss(algorithm, batch, {LOGPROBS: new}, vector.outputs, vector.tolerance)
 
 
 @check("thinkless.rewards")
@@ -148,7 +111,7 @@ def thinkless_rewards(vector: Vector) -> None:
     part = ModePays(short_right=params["short"], think_right=params["think"], wrong=params["wrong"])
     words = {"short": part.short, "think": part.think, "neither": ""}
     rows = saying([f"{words[mode]} so" for mode in inputs["mode"]])
-    shaped = part(column([float(right) for right in inputs["right"]]), rows, {})
+    shaped = part(column(inputs["right"]), rows, {})
     close(shaped.total(), vector.outputs["rewards"], vector.tolerance)
 
 
@@ -169,10 +132,9 @@ def saying(texts: Sequence[str], lengths: Sequence[int] | None = None, rows: Rol
 
 @check("thinkless.advantages")
 def thinkless_advantages(vector: Vector) -> None:
-    rewards, rows = column(vector.inputs["rewards"]), alone(vector.inputs["index"])
-    close(thinkless.advantage(rewards, rows).values[:, 0], vector.outputs["advantages"], vector.tolerance)
-    found = GroupNorm(eps=1e-6)(rewards, rows)
-    close(found.values[:, 0], vector.outputs["divided_by_deviation"], vector.tolerance)
+    for part, name in ((thinkless.advantage, "advantages"), (GroupNorm(eps=1e-6), "divided_by_deviation")):
+        found = credited(part, vector.inputs["rewards"], vector.inputs["index"])
+        close(found, vector.outputs[name], vector.tolerance, name)
 
 
 @check("thinkless.loss")
@@ -182,10 +144,8 @@ def thinkless_loss(vector: Vector) -> None:
     batch = make_batch(up_to(inputs["lengths"], new.shape[1]), tensor(inputs["advantages"]), {OLD_LOGPROBS: old})
     for alpha in vector.params["alpha"]:
         algorithm = Algorithm(objective=((1.0, Clip(clip, clip)),), aggregation=FirstApart(alpha))
-        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: new})
         expected = vector.outputs["by_alpha"][f"{alpha:g}"]
-        close(loss, expected["loss"], vector.tolerance, f"alpha {alpha} loss")
-        close(gradient, expected["grad"], vector.tolerance, f"alpha {alpha} gradient")
+        close_loss(algorithm, batch, {LOGPROBS: new}, expected, vector.tolerance, f"alpha {alpha}")
 
 
 def budget_shares(budgets: Sequence[float], most: float) -> tuple[float, ...]:
@@ -200,7 +160,7 @@ def hbpo_rewards(vector: Vector) -> None:
     rows = in_parts([0] * len(inputs["budget"]), inputs["budget"])
     rows = saying(["</think>"] * len(inputs["budget"]), inputs["length"], rows)
     part = BudgetReward(shares, most, pi=vector.params["pi"])
-    shaped = part(column([float(right) for right in inputs["right"]]), rows, {})
+    shaped = part(column(inputs["right"]), rows, {})
     close(shaped.total(), vector.outputs["rewards"], vector.tolerance)
 
 
@@ -210,7 +170,7 @@ def hbpo_advantages(vector: Vector) -> None:
     rows = in_parts(inputs["index"], inputs["budget"])
     assert vector.params["ddof"] == 1
     part = WithinBudgets(budget_shares(inputs["budget"], most), vector.params["eps"], pi=3.1416)
-    close(part(column(inputs["rewards"]), rows).values[:, 0], vector.outputs["advantages"], vector.tolerance)
+    close(credited(part, inputs["rewards"], rows), vector.outputs["advantages"], vector.tolerance)
 
 
 @check("kimi.length_reward")
@@ -219,7 +179,7 @@ def kimi_length_reward(vector: Vector) -> None:
     cases = ((inputs["length"], inputs["right"], "reward"), (inputs["all_alike"], [True] * len(inputs["all_alike"]), "all_alike"))
     for lengths, right, name in cases:
         rows = saying([""] * len(lengths), lengths)
-        shaped = ShorterIsBetter(weight=1.0)(column([float(one) for one in right]), rows, {})
+        shaped = ShorterIsBetter(weight=1.0)(column(right), rows, {})
         close(shaped.values[:, -1], vector.outputs[name], vector.tolerance, name)
 
 
@@ -232,7 +192,7 @@ def kimi_loss(vector: Vector) -> None:
     advantages = kimi_k15.advantage(column(inputs["rewards"]), rows).values
     batch = make_batch(torch.ones_like(new) > 0, advantages, {OLD_LOGPROBS: old})
     algorithm = replace(kimi_k15, objective=((1.0, Dro(vector.params["tau"], whole=True)),))
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: new})
+    loss, gradient = weighed_loss(algorithm, batch, {LOGPROBS: new})
     close(loss, vector.outputs["loss"], vector.tolerance, "loss")
     for token in (0, 1):
         close(gradient[:, token], vector.outputs["grad"], vector.tolerance, "gradient")
@@ -284,14 +244,8 @@ def cut_thoughts(group: Sequence[Sequence[Sequence[float]]]) -> tuple[Rollouts, 
 @check("pixelthink.reward")
 def pixelthink_reward(vector: Vector) -> None:
     params, inputs = vector.params, vector.inputs
-    shaping = LengthBudget(
-        hard=params["hard"],
-        medium=params["medium"],
-        hard_budget=params["hard_budget"],
-        easy_budget=params["easy_budget"],
-        per_uncertainty=params["per_uncertainty"],
-        slope=params["slope"],
-    )
+    names = ("hard", "medium", "hard_budget", "easy_budget", "per_uncertainty", "slope")
+    shaping = LengthBudget(**{name: params[name] for name in names})
     reward: Any = shipped("box_and_points", iou=params["iou"], points=params["points"], box_l1=params["box_l1"])
     for case, expected in zip(inputs["cases"], vector.outputs["cases"], strict=True):
         text = case["text_without_thought"].replace("{w}", " ".join(["w"] * case["words_of_thought"]))
@@ -334,7 +288,6 @@ def pcl_selection(vector: Vector) -> None:
     expected[:, 1] = 9.0  # what is expected later counts for nothing
     mask = torch.ones_like(expected) > 0
     batch = make_batch(mask, expected * 0, {MEAN_REWARD: means.repeat_interleave(size)[:, None].expand_as(expected)})
-    algorithm = Algorithm(objective=((1.0, ValueFit(group=True)),))
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {VALUE: expected}, VALUE)
+    loss, gradient = weighed_loss(ValueFit(group=True), batch, {VALUE: expected}, VALUE)
     close(loss, vector.outputs["value_loss"], vector.tolerance, "value loss")
     assert not gradient[:, 1].any()

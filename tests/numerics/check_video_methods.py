@@ -14,15 +14,15 @@ from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.video import tw_grpo
 from mmrl.algorithms.shaping.video import ConsistencyBonus, InjectedScale, SoftReward, TemporalBonus
-from mmrl.algorithms.views import column
+from mmrl.algorithms.views import column as of_view
 from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean
 from mmrl.algorithms.weights.importance import GroupDivergence
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
-from mmrl.core.types import Rollouts, Scores
+from mmrl.core.types import Scores
 from mmrl.policies.text.read.evaluate import group_divergence
-from tests.numerics.check_advantages import blocks
 from tests.numerics.registry import Vector, check, close, tensor
-from tests.support.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
+from tests.numerics.rows import alone, blocks, close_loss, column
+from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed_loss, with_fields
 
 FLOAT32 = 1e-6
 """Video-R1 and PAPO run in float32."""
@@ -70,7 +70,7 @@ def tw_grpo_loss(vector: Vector) -> None:
     assert tw_grpo.objective == ((1.0, Clip(low, high)),)
     assert tw_grpo.aggregation == TokenMean()
     algorithm = replace(tw_grpo, importance=(GroupDivergence(alpha),))
-    loss, _ = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: tensor(inputs["per_token_logps"])})
+    loss, _ = weighed_loss(algorithm, batch, {LOGPROBS: tensor(inputs["per_token_logps"])})
     close(loss, vector.outputs["loss"], 1e-8)
 
 
@@ -87,7 +87,7 @@ def reg_grpo(vector: Vector) -> None:
         # two actions that add up to rho
         live = torch.stack([2 * rho - 1, 1 - rho], dim=1)
         batch = make_batch(mask, credit.values, {OLD_LOGPROBS: torch.zeros_like(live)}, ids)
-        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
+        loss, gradient = weighed_loss(algorithm, batch, {LOGPROBS: live})
         close(loss, case["loss"], what=case["tag"])
         for action in gradient.unbind(1):
             close(action, tensor(case["grad_rho"]).flatten(), 1e-8, case["tag"])
@@ -97,11 +97,11 @@ def reg_grpo(vector: Vector) -> None:
 def tempsamp_r1_shaping(vector: Vector) -> None:
     params, outputs = vector.params, vector.outputs
     soft = SoftReward(tau=params["tau"], rise=params["alpha1"], fall=params["alpha2"])
-    values = tensor(vector.inputs["reward_values"])
-    close(soft(scores(values[:, None]), rollouts(torch.ones(len(values), 1)), {}).values[:, 1], outputs["shaped"])
-    rewards, eps = tensor(vector.inputs["group_rewards"]), params["eps"]
-    rows = with_given(len(rewards), vector.inputs["gt_row"])
-    table, plain = scores(rewards[:, None]), GroupNorm(eps=eps)
+    values = vector.inputs["reward_values"]
+    close(soft(column(values), alone([0] * len(values)), {}).values[:, 1], outputs["shaped"])
+    table, eps = column(vector.inputs["group_rewards"]), params["eps"]
+    ids, plain = [0] * len(table.values), GroupNorm(eps=eps)
+    rows = with_fields(alone(ids), role=["injected" if i == vector.inputs["gt_row"] else "policy" for i in range(len(ids))])
     scaled = InjectedScale(scale=params["gt_scale"])(table, rows, {})
     found = {
         "plain": plain(table, rows),
@@ -112,14 +112,6 @@ def tempsamp_r1_shaping(vector: Vector) -> None:
     assert found.keys() == outputs["advantages"].keys()
     for name, expected in outputs["advantages"].items():
         close(found[name].values[:, 0], expected, what=name)
-
-
-def with_given(num_rows: int, given: int) -> Rollouts:
-    """One group; one of its samples was injected."""
-    plain = rollouts(torch.ones(num_rows, 1))
-    [group] = plain.groups
-    samples = tuple(replace(one, role="injected") if i == given else one for i, one in enumerate(group.samples))
-    return replace(plain, groups=(replace(group, samples=samples),))
 
 
 @check("grpo_care_bonus")
@@ -142,7 +134,7 @@ def with_probes(accuracy: list[float], probes: list[float]) -> Scores:
     """The scores of one group as the collector hands them on: with the mean over its shuffled probes."""
     mean = sum(probes) / len(probes)
     table = scores(tensor([[a, mean] for a in accuracy]), weights=[1.0, 0.0])
-    return replace(table, names=("accuracy", column("accuracy", "shuffled")))
+    return replace(table, names=("accuracy", of_view("accuracy", "shuffled")))
 
 
 @check("t_grpo_temporal_bonus")
@@ -150,7 +142,7 @@ def t_grpo_temporal_bonus(vector: Vector) -> None:
     params = vector.params
     part = TemporalBonus(bonus=params["bonus"], ratio=params["mu"], correct_above=params["correct_above"])
     for case in vector.outputs["cases"]:
-        rows = rollouts(torch.ones(len(case["acc"]), 1))
+        rows = alone([0] * len(case["acc"]))
         found = part(with_probes(case["acc"], case["shuffled_acc"]), rows, {})
         assert found.names[-1] == "temporal"
         close(found.total(), case["acc_after"], FLOAT32, str(case["acc"]))
@@ -160,7 +152,7 @@ def t_grpo_temporal_bonus(vector: Vector) -> None:
 @check("t_grpo_bonus_invariance")
 def t_grpo_bonus_invariance(vector: Vector) -> None:
     accuracy, form = (tensor(vector.inputs[name]) for name in ("accuracy", "format"))
-    rows = rollouts(torch.ones(len(accuracy), 1))
+    rows = alone([0] * len(accuracy))
     plain = with_probes(accuracy.tolist(), [0.0])
     bonus = TemporalBonus()(plain, rows, {})
     for name, table in {"plain": plain, "bonus": bonus}.items():
@@ -185,6 +177,5 @@ def papo_perception_term(vector: Vector) -> None:
     close(-values, expected, FLOAT32)
     close(metrics["policy/perception"], expected, FLOAT32)
     algorithm = Algorithm(objective=((vector.params["gamma"], Perception()),), aggregation=TokenMean())
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
-    close(loss, vector.outputs["loss_term"], FLOAT32)
-    close(gradient, vector.outputs["grad"], FLOAT32)
+    wanted = {"loss": vector.outputs["loss_term"], "grad": vector.outputs["grad"]}
+    close_loss(algorithm, batch, {LOGPROBS: live}, wanted, FLOAT32)

@@ -5,6 +5,8 @@ A module check_*.py registers one function per key:
 
     @check("verl_kl_penalty")
     def kl_penalty(vector: Vector) -> None: ...
+
+or of several keys, which `each` spells out of their beginning and their ends.
 """
 
 import json
@@ -36,15 +38,20 @@ Check = Callable[[Vector], None]
 CHECKS: dict[str, Check] = {}
 
 
-def check(key: str) -> Callable[[Check], Check]:
-    """Register the function that checks the vector `key`."""
+def check(*keys: str) -> Callable[[Check], Check]:
+    """Register the function that checks the vectors of these keys."""
 
     def register(function: Check) -> Check:
-        assert key not in CHECKS, f"two checks for the vector {key}"
-        CHECKS[key] = function
+        for key in keys:
+            assert key not in CHECKS, f"two checks for the vector {key}"
+            CHECKS[key] = function
         return function
 
     return register
+
+
+def each(prefix: str, *endings: Any) -> list[str]:
+    return [f"{prefix}{ending}" for ending in endings]
 
 
 @cache

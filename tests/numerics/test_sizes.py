@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.numerics.check_method_losses import nft_text_loss
-from tests.numerics.check_planners import critique_grpo_loss
-from tests.numerics.check_samplers import sec_bandit, vade_posterior
+from tests.numerics.check_losses import nft_text_loss
+from tests.numerics.check_samplers import critique_grpo_loss, sec_bandit, vade_posterior
 from tests.numerics.check_stages_and_tools import attention_rhythm
-from tests.numerics.check_turns_and_pairs import gigpo_advantages, hgpo_advantages
+from tests.numerics.check_turns import gigpo_advantages, hgpo_advantages
 from tests.numerics.conftest import FOLDER
 from tests.numerics.registry import Vector, read
 

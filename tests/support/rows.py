@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from hypothesis import settings
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.protocols import Term
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Counts, Group, Prompt, Reading, Rollouts, Sample, Scores, Status
 from tests.support.presets import TEXT as PRESETS
@@ -44,6 +46,24 @@ def rollouts(mask: Tensor, group_ids: Sequence[int] | None = None, truncated: Se
     return Rollouts(groups, torch.tensor(ids), torch.tensor(sample_ids), mask.bool(), Nothing())
 
 
+def with_fields(rows: Rollouts, **fields: Sequence[Any]) -> Rollouts:
+    """The rows, whose samples have these fields: of each a list, group after group."""
+    names, left = list(fields), iter(zip(*fields.values(), strict=True))
+    groups = tuple(
+        replace(group, samples=tuple(replace(one, **dict(zip(names, next(left), strict=True))) for one in group.samples))
+        for group in rows.groups
+    )
+    assert next(left, None) is None, "as many as there are samples"
+    return replace(rows, groups=groups)
+
+
+def with_columns(rows: Rollouts, **columns: Sequence[Any]) -> Rollouts:
+    """The rows, whose groups' prompts have these columns alone: of each a list, a value per group."""
+    told = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    pairs = zip(rows.groups, told, strict=True)
+    return replace(rows, groups=tuple(replace(group, prompt=replace(group.prompt, columns=own)) for group, own in pairs))
+
+
 def scores(values: Tensor, weights: Sequence[float] | None = None, failed: Tensor | None = None) -> Scores:
     """Scores of (n, k) values; NaN = does not apply, or failed where `failed` says so."""
     k = values.shape[1]
@@ -59,12 +79,13 @@ def scores(values: Tensor, weights: Sequence[float] | None = None, failed: Tenso
 
 
 def make_batch(
-    mask: Tensor, advantages: Tensor, frozen: Mapping[Reading, Tensor], group_ids: Sequence[int] | None = None
+    mask: Tensor | Rollouts, advantages: Tensor, frozen: Mapping[Reading, Tensor], group_ids: Sequence[int] | None = None
 ) -> Batch:
-    """A minibatch whose shares are not yet computed; advantages are (n,) or (n, t)."""
-    spread = advantages if advantages.ndim == 2 else advantages[:, None].expand(mask.shape)
+    """A minibatch of rows, or of a mask's, whose shares are not yet computed; advantages are (n,) or (n, t)."""
+    rows = mask if isinstance(mask, Rollouts) else rollouts(mask, group_ids)
+    spread = advantages if advantages.ndim == 2 else advantages[:, None].expand(rows.action_mask.shape)
     ones = torch.ones_like(spread)
-    return Batch(rollouts(mask, group_ids), spread, ones, ones, dict(frozen))
+    return Batch(rows, spread, ones, ones, dict(frozen))
 
 
 def counts_of(batch: Batch) -> Counts:
@@ -91,3 +112,11 @@ def loss_and_gradient(
         return loss, torch.zeros_like(leaf)
     (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
     return loss.detach(), torch.zeros_like(leaf) if gradient is None else gradient
+
+
+def weighed_loss(
+    algorithm: Algorithm | Term, batch: Batch, live: Mapping[Reading, Tensor], with_respect_to: Reading = LOGPROBS
+) -> tuple[Tensor, Tensor]:
+    """The same of a batch that is not weighed yet; a term is an algorithm's only one."""
+    algorithm = algorithm if isinstance(algorithm, Algorithm) else Algorithm(((1.0, algorithm),))
+    return loss_and_gradient(algorithm, weighed(algorithm, batch), live, with_respect_to)

@@ -1,4 +1,4 @@
-"""Distillation against TRL's functions and trainer, the authors' SDPO loss, and SRPO's formula worked out by hand."""
+"""Given texts, pairs and teachers: TRL's SFT, DPO and distillation, SDPO's loss by its authors, SRPO's and TON's formulas."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,18 +9,78 @@ from torch import Tensor
 from mmrl.algorithms.advantages.experts import Demonstrated, ExceptTaught, Told, TowardsTeacher
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.given import FollowTeacher
+from mmrl.algorithms.kinds import KINDS
+from mmrl.algorithms.objectives.given import FollowTeacher, Imitation, Preference
 from mmrl.algorithms.objectives.surrogates import Reinforce
+from mmrl.algorithms.planners.taught import without_thought
 from mmrl.algorithms.views import Privileged
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.algorithms.weights.importance import SureTeacher
-from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
-from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores, Target
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
+from mmrl.core.types import Credit, Reading, Rollouts, Scores, Target
 from mmrl.policies.text.net import NEVER
 from mmrl.policies.text.read.distance import Other, TeachersPart, divergence, overlap
 from mmrl.policies.text.read.evaluate import token_values
 from tests.numerics.registry import Vector, check, close, tensor
-from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed
+from tests.numerics.rows import alone, blocks, close_loss, column, up_to
+from tests.support.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed, weighed_loss, with_fields
+
+
+@check("sft_trl")
+def sft_trl(vector: Vector) -> None:
+    """The mean over all tokens of the batch, however it is cut."""
+    mask, live = tensor(vector.inputs["mask"]).bool(), tensor(vector.inputs["logprobs"])
+    for case in vector.outputs["cases"]:
+        algorithm = Algorithm(((1.0, Imitation(dft=case["loss_type"] == "dft")),), aggregation=KINDS["sft"].aggregation)
+        batch = weighed(algorithm, make_batch(mask, torch.ones(mask.shape), {}))
+        close_loss(algorithm, batch, {LOGPROBS: live}, case, 1e-6)
+        for rows, part in zip(case["micro_batches"], case["parts"], strict=True):
+            taken = torch.tensor([int(row) for row in rows])
+            close(loss_and_gradient(algorithm, batch.take(taken), {LOGPROBS: live[taken]})[0], part, 1e-6, "part")
+
+
+@check("dpo_trl")
+def dpo_trl(vector: Vector) -> None:
+    """All of TRL's, one pair a micro-batch or all together; its sft is Imitation of the chosen."""
+    inputs, checked = vector.inputs, 0
+    mask, live, ref = tensor(inputs["completion_mask"]).bool(), tensor(inputs["policy_logprobs"]), tensor(inputs["ref_logprobs"])
+    pairs = len(mask) // 2
+    sign, ids = torch.tensor([1.0] * pairs + [-1.0] * pairs), [*range(pairs)] * 2
+    imitation = Algorithm(((1.0, Imitation()),), aggregation=KINDS["sft"].aggregation)
+    chosen = make_batch(mask[:pairs], torch.ones(mask[:pairs].shape), {})
+    taught, taught_gradient = weighed_loss(imitation, chosen, {LOGPROBS: live[:pairs]})
+    taught_gradient = torch.cat([taught_gradient, torch.zeros_like(taught_gradient)])
+    for case in vector.outputs["cases"]:
+        kinds = case["loss_type"] if isinstance(case["loss_type"], list) else [case["loss_type"]]
+        shares = dict(zip(kinds, case.get("weights", [1.0]), strict=True))
+        loss, gradient = shares.get("sft", 0.0) * taught, shares.get("sft", 0.0) * taught_gradient
+        if kinds[0] != "sft":
+            term = Preference(
+                case["beta"], kinds[0], smoothing=case.get("label_smoothing", 0.0), beyond=case.get("ld_alpha", 1.0)
+            )
+            algorithm = Algorithm(((1.0, term),), aggregation=KINDS["dpo"].aggregation)
+            batch = weighed(algorithm, make_batch(mask, sign, {REF_LOGPROBS: ref}, ids))
+            whole, its_gradient = loss_and_gradient(algorithm, batch, {LOGPROBS: live})
+            loss, gradient = loss + whole, gradient + its_gradient
+            cut = [torch.tensor([k, pairs + k]) for k in range(pairs)]
+            parts = [loss_and_gradient(algorithm, batch.take(rows), {LOGPROBS: live[rows]})[0] for rows in cut]
+            close(torch.stack(parts).sum(), whole, 1e-6, "parts")
+            metrics = algorithm.loss(batch, {LOGPROBS: live})[1]
+            if kinds == ["sigmoid"] and "ld_alpha" not in case:
+                close(metrics["policy/preferred"] / metrics["policy/share"], case["rewards"]["accuracies"], 1e-6, "accuracies")
+                close(metrics["policy/margin"] / metrics["policy/share"], case["rewards"]["margins"], 1e-6, "margins")
+        close(loss, case["loss"], 1e-6, f"loss of {kinds}")
+        close(gradient, case["grad"], 1e-6, f"gradient of {kinds}")
+        checked += 1
+    assert checked == 11
+
+
+@check("thought_dropout")
+def thought_dropout(vector: Vector) -> None:
+    inputs = vector.inputs
+    text = f"<think>{inputs['thought']}</think><action>{inputs['answer']}</action>"
+    assert [without_thought(text, vector.params["share"], draw) for draw in inputs["draws"]] == vector.outputs["texts"]
+
 
 FLOAT32 = 2e-6
 TELLING = Privileged(column="told")
@@ -35,6 +95,10 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int]) -> Tensor:
     return logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[..., None])[..., 0]
 
 
+@check(
+    *(f"gkd_beta_{beta}" for beta in ("0.0_t_1.0", "1.0_t_1.0", "0.5_t_1.0", "0.1_t_0.7")),
+    *(f"sdpo_top_{top}_tail_alpha_{beta}" for top, beta in ((3, 0.5), (3, 1.0), (2, 0.0))),
+)
 def whole_vocabulary(vector: Vector) -> None:
     """TRL's generalized Jensen-Shannon divergence, of all tokens or of the likeliest and the rest."""
     params, (student, teacher) = vector.params, logits_of(vector)
@@ -42,13 +106,6 @@ def whole_vocabulary(vector: Vector) -> None:
     found = divergence(student / heat, teacher / heat, params["beta"], params.get("top", 0))
     close(found, vector.outputs["per_token"], vector.tolerance)
     close(torch.autograd.grad(found.sum(), student)[0], vector.outputs["grad_of_sum"], vector.tolerance)
-
-
-for key in (
-    *(f"gkd_beta_{beta}" for beta in ("0.0_t_1.0", "1.0_t_1.0", "0.5_t_1.0", "0.1_t_0.7")),
-    *(f"sdpo_top_{top}_tail_alpha_{beta}" for top, beta in ((3, 0.5), (3, 1.0), (2, 0.0))),
-):
-    check(key)(whole_vocabulary)
 
 
 @check("sdpo_top_3_renormalised_alpha_1.0")
@@ -61,9 +118,13 @@ def renormalised(vector: Vector) -> None:
     assert float((divergence(student, teacher, 1.0, vector.params["top"]) - found).detach().abs().min()) > 0.01
 
 
-def of_term(term: FollowTeacher, vector: Vector) -> None:
+@check("sampled_token", "full_with_ratio_bound_2")
+def of_term(vector: Vector) -> None:
     """A term's values at tokens in a row, and their gradient in the student's logits."""
-    (student, teacher), tokens = logits_of(vector), vector.inputs["tokens"]
+    (student, teacher), tokens, params = logits_of(vector), vector.inputs["tokens"], vector.params
+    term = FollowTeacher(form="sampled", beta=1.0)
+    if "ratio_bound" in params:
+        term = FollowTeacher(beta=params["beta"], ratio_bound=params["ratio_bound"])
     old = tensor(vector.inputs.get("old_logprobs", [0.0] * len(tokens)))
     batch = make_batch(torch.ones(1, len(tokens)) > 0, torch.ones(1), {OLD_LOGPROBS: old[None]})
     compared = {
@@ -74,16 +135,6 @@ def of_term(term: FollowTeacher, vector: Vector) -> None:
     values, _ = term({**batch.frozen, **compared, **logprobs}, batch)
     close(values[0], vector.outputs["per_token"], vector.tolerance)
     close(torch.autograd.grad(values.sum(), student)[0], vector.outputs["grad_of_sum"], vector.tolerance)
-
-
-@check("sampled_token")
-def sampled_token(vector: Vector) -> None:
-    of_term(FollowTeacher(form="sampled", beta=1.0), vector)
-
-
-@check("full_with_ratio_bound_2")
-def bounded_ratio(vector: Vector) -> None:
-    of_term(FollowTeacher(beta=vector.params["beta"], ratio_bound=vector.params["ratio_bound"]), vector)
 
 
 @check("sdpo_authors_whole_loss")
@@ -111,6 +162,7 @@ def authors_loss(vector: Vector) -> None:
     close(metrics["teacher/taught"], 1.0, FLOAT32)
 
 
+@check("distillation_trainer_beta_1.0_t_1.0", "distillation_trainer_beta_0.3_t_1.3")
 def trainer_of_distillation(vector: Vector) -> None:
     """TRL's DistillationTrainer: heads of two widths, chunk by chunk."""
     params, inputs = vector.params, vector.inputs
@@ -125,10 +177,6 @@ def trainer_of_distillation(vector: Vector) -> None:
     entropy = token_values(logits, torch.zeros(len(states), dtype=torch.long), ("entropy",))[0]
     close(entropy, vector.outputs["entropy"], params["tolerance"])
     close(torch.autograd.grad(found.sum(), states)[0], vector.outputs["grad_of_states"], params["tolerance"])
-
-
-for key in ("distillation_trainer_beta_1.0_t_1.0", "distillation_trainer_beta_0.3_t_1.3"):
-    check(key)(trainer_of_distillation)
 
 
 @check("advantage_towards_teacher")
@@ -161,17 +209,13 @@ def other_vocabulary(vector: Vector) -> None:
 
 def told_rows(groups: Sequence[int]) -> Rollouts:
     """Rows of one token, each of which wrote its own number."""
-    rows = rollouts(torch.ones(len(groups), 1), groups)
-    numbers = iter(range(len(groups)))
-    made = [replace(one, samples=tuple(Sample(text=str(next(numbers))) for _ in one.samples)) for one in rows.groups]
-    return replace(rows, groups=tuple(made))
+    return with_fields(alone(groups), text=[str(number) for number in range(len(groups))])
 
 
 @check("sdpo_demonstration")
 def demonstration(vector: Vector) -> None:
     term = FollowTeacher(model="ema", view=TELLING, success_at=vector.params["success_at"])
-    rewards = tensor(vector.inputs["rewards"])[:, None]
-    taught, texts = term.route(told_rows(vector.inputs["groups"]), scores(rewards))
+    taught, texts = term.route(told_rows(vector.inputs["groups"]), column(vector.inputs["rewards"]))
     assert [int(text) if text else -1 for text in texts] == vector.outputs["told_by"]
     assert taught.tolist() == [told >= 0 for told in vector.outputs["told_by"]]
 
@@ -186,7 +230,7 @@ class Ones(GroupNorm):
 @check("srpo_routing")
 def routing(vector: Vector) -> None:
     term = FollowTeacher(model="ema", rows="wrong", view=TELLING, success_at=vector.params["success_at"])
-    totals, rows = scores(tensor(vector.inputs["rewards"])[:, None]), told_rows(vector.inputs["groups"])
+    totals, rows = column(vector.inputs["rewards"]), told_rows(vector.inputs["groups"])
     taught, _ = term.route(rows, totals)
     recorded = {TAUGHT: taught[:, None].double()}
     credit = ExceptTaught(Ones())(totals, replace(rows, recorded=recorded))
@@ -197,22 +241,21 @@ def routing(vector: Vector) -> None:
 @check("srpo.loss")
 def srpo_loss(vector: Vector) -> None:
     """GRPO's losses of a row and those of its teacher are given: routing, weights and the one denominator are ours."""
-    inputs, right = vector.inputs, tensor(vector.inputs["right"])[:, None]
-    lengths, losses = torch.tensor(inputs["lengths"]), tensor(inputs["grpo_losses"])
-    mask = torch.arange(losses.shape[1]) < lengths[:, None]
+    inputs, right, losses = vector.inputs, column(vector.inputs["right"]), tensor(vector.inputs["grpo_losses"])
+    mask = up_to(inputs["lengths"], losses.shape[1])
     term = FollowTeacher(model="ema", rows="wrong", weighed=True, view=TELLING)
     weight = SureTeacher(beta=vector.params["beta"])
     parts = ((1.0, Reinforce()), (1.0, term))
     algorithm = Algorithm(parts, ExceptTaught(Ones()), TokenMean(), (weight,))
-    groups = [i // vector.params["group"] for i in range(len(losses))]
-    taught = term.route(told_rows(groups), scores(right))[0]
+    groups = blocks(len(losses), vector.params["group"])
+    taught = term.route(told_rows(groups), right)[0]
     assert taught.tolist() == vector.outputs["distilled"]
     teacher = tensor(inputs["teacher_logprobs"])
     entropy = -(teacher.exp() * teacher).sum(-1)
     close(entropy, vector.outputs["entropy"])
     frozen = {TAUGHT: taught[:, None].expand(mask.shape).double(), weight.entropy: entropy, OLD_LOGPROBS: losses}
     rows = replace(rollouts(mask, groups), recorded=frozen)
-    credit = algorithm.advantage(scores(right), rows)
+    credit = algorithm.advantage(right, rows)
     batch = make_batch(mask, credit.values.double(), frozen, groups)
     pooled: dict[Reading, Tensor] = {reading: frozen[reading][mask] for reading in weight.pools}
     batch = weighed(algorithm, batch, replace(counts_of(batch), pooled=pooled))

@@ -1,4 +1,4 @@
-"""Credit by turn, and formulas of turns and pairs that nothing runs yet, against the code or formula of their papers."""
+"""Credit by turn, methods of agents, and formulas of turns that nothing runs yet, against the code or formula of their papers."""
 
 import math
 from typing import Any
@@ -8,14 +8,17 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.segments import HGPO, GiGPO
 from mmrl.algorithms.objectives.given import Preference
+from mmrl.algorithms.planners.replay import Kept, ReplaySuccess
 from mmrl.algorithms.planners.segments import is_begun_again, turn_entropy
-from mmrl.algorithms.turns import Turns, TurnTable
+from mmrl.algorithms.presets.turns import geometry_zero, mobile_agent_v3, ui_s1
+from mmrl.algorithms.shaping.thinking import WhereToolsHelp
+from mmrl.algorithms.turns import Turns, TurnTable, returns_of
 from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
 from mmrl.core.samples import segments_of, turn_ids
-from mmrl.core.types import Batch, Counts, Rollouts, Sample
-from tests.numerics.formulas.pairs import summed_logprobs
-from tests.numerics.formulas.turns import kept_length, turn_index
+from mmrl.core.types import Batch, Counts, Rollouts, Sample, StoredRow
+from tests.numerics.formulas import kept_length, summed_logprobs, turn_index
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.numerics.rows import alone, blocks, column, credited
 from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_of
 
 GAMMA = 0.95
@@ -69,9 +72,8 @@ def gigpo_advantages(vector: Vector) -> None:
     inputs, params = vector.inputs, vector.params
     check_turns(inputs, params["gamma"])
     for name, expected in vector.outputs["cases"].items():
-        part = GiGPO(
-            gamma=params["gamma"], weight=params["step_advantage_w"], eps=params["eps"], deviation=name == "mean_std_norm"
-        )
+        told = {"gamma": params["gamma"], "weight": params["step_advantage_w"], "eps": params["eps"]}
+        part = GiGPO(**told, deviation=name == "mean_std_norm")
         close(advantages(part, inputs), expected, 1e-6, name)
 
 
@@ -133,7 +135,59 @@ def dpo_autoregressive(vector: Vector) -> None:
     margin = sides[0] - sides[1] - (sides[2] - sides[3])
     for case in outputs["cases"]:
         beta = torch.full_like(margin, case["beta"])
-        close(
-            Preference(case["beta"]).of_pairs(margin, torch.zeros_like(margin), beta), case["loss"], what=f"loss {case['beta']}"
-        )
+        found = Preference(case["beta"]).of_pairs(margin, torch.zeros_like(margin), beta)
+        close(found, case["loss"], what=f"loss {case['beta']}")
         close(case["beta"] * margin, case["margin"], what=f"margin {case['beta']}")
+
+
+@check("mobile_agent_v3.replay")
+def mobile_agent_v3_replay(vector: Vector) -> None:
+    """The preset's own planner and advantage, with a buffer that holds what the vector says."""
+    rewards, held = tensor(vector.inputs["rewards"]), vector.inputs["has_a_success_in_store"]
+    planner, size = mobile_agent_v3.planner, rewards.shape[1]
+    assert isinstance(planner, ReplaySuccess) and planner.keep_old
+    planner = ReplaySuccess()
+    found = alone(blocks(rewards.numel(), size))
+    planner.begin([group.prompt for group in found.groups], "v")
+    stored = [Kept(str(i), i, StoredRow((1,), (-0.5,)), 1, vector.params["stored_reward"]) for i, one in enumerate(held) if one]
+    planner.buffer.add(stored, 1)
+    revision = planner.revise(found.groups, column(rewards.flatten()), found.group_ids, 0, 0)
+    assert [(i, 0) in revision.drop_samples for i in range(len(rewards))] == vector.outputs["replaced_row_0"]
+    assert [one.group_id for one in revision.requests] == [i for i, _ in sorted(revision.drop_samples)]
+    for i, _ in revision.drop_samples:
+        rewards[i, 0] = vector.params["stored_reward"]
+    values = credited(mobile_agent_v3.advantage, rewards.flatten(), found)
+    close(values.view_as(rewards), vector.outputs["advantages"], vector.tolerance, "advantages")
+
+
+@check("ui_s1.advantages")
+def ui_s1_advantages(vector: Vector) -> None:
+    """Its episodes' rewards are no sums of its steps', so the formulas of the part are asked, task by task."""
+    inputs, params = vector.inputs, vector.params
+    part = ui_s1.advantage
+    assert isinstance(part, GiGPO) and (part.gamma, part.weight) == (params["gamma"], params["weight_of_steps"])
+    trajectory, number = torch.tensor(inputs["trajectory"]), torch.tensor(inputs["step"])
+    wrong = [not right for right in inputs["action_right"]]
+    returns = returns_of(tensor(inputs["step_reward"]), trajectory, params["gamma"], wrong)
+    close(returns, vector.outputs["returns"], vector.tolerance, "returns")
+    task, totals = torch.tensor(inputs["task"]), tensor(inputs["episode_reward"])
+    for name, deviation in (("mean_norm", False), ("mean_std_norm", True)):
+        told = GiGPO(gamma=part.gamma, over=part.over, alike=part.alike, cut=part.cut, deviation=deviation, eps=params["eps"])
+        values = torch.zeros_like(totals)
+        for one in task.unique():
+            at = task == one
+            values[at] = told.values(Turns(totals[at], returns[at], trajectory[at], number[at] * 0, number[at]))
+        close(values, vector.outputs[name], vector.tolerance, name)
+
+
+@check("geometry_zero.halves")
+def geometry_zero_halves(vector: Vector) -> None:
+    rewards, used, size = vector.inputs["rewards"], vector.inputs["used_the_tool"], vector.params["group"]
+    part = geometry_zero.shaping[0]
+    assert isinstance(part, WhereToolsHelp) and part.asked and part.least == vector.params["least"]
+    groups = [range(start, start + size) for start in range(0, len(rewards), size)]
+    found: Rollouts = rollouts_of(*([episode(Said(1, key="x", used=used[i]), Said(1)) for i in group] for group in groups))
+    asked = vector.inputs["asked_for_the_tool"]
+    assert [i % size < size // 2 for i in range(len(rewards))] == asked, "the planner asks the first half"
+    shaped = part(scores_of(found, 0.0, answer=rewards), found, {})
+    close(shaped.values[:, -1], vector.outputs["bonus"], vector.tolerance, "bonus")
