@@ -18,6 +18,7 @@ from mmrl.core.types import Group, Prompt, Sample, Turn
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.judges.judge import JudgeError
 from mmrl.serving.scorers.painting import ImagesServer, Painting, Studio
+from tests.support.refused import refused
 from tests.support.rude_servers import CHUNKED, OK, answers, floods, in_turn, read_request, rude, says
 
 
@@ -197,11 +198,7 @@ def test_what_goes_not_with_a_server_is_refused():
         ({"device": "cuda:1"}, "painter.device count"),
         ({"step": 3}, "painter.step is a checkpoint"),
     ]:
-        with pytest.raises(ValueError, match=words):
-            Painting(server=server, **settings)
-    with pytest.raises(ValueError, match="asks for None x 8 pixels"):
-        Painting(server=server, height=8).painter().check_prompts([Prompt("p", "a")])
-    with pytest.raises(ValueError, match=r"server.url"):
-        ImagesServer("127.0.0.1:9")
-    with pytest.raises(RewardUnavailableError, match="start the server before the run"):
-        Painting(server=server).ready()
+        refused(words, Painting, server=server, **settings)
+    refused("asks for None x 8 pixels", Painting(server=server, height=8).painter().check_prompts, [Prompt("p", "a")])
+    refused(r"server.url", ImagesServer, "127.0.0.1:9")
+    refused("start the server before the run", Painting(server=server).ready, error=RewardUnavailableError)

@@ -12,6 +12,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving.scorers import readers
+from tests.plugins.conftest import values
+from tests.support.refused import refused
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -49,10 +51,6 @@ def page(text, size=(480, 320)):
 
 def group(prompt, *pictures):
     return Group(0, prompt, tuple(Sample(image=picture) for picture in pictures))
-
-
-def values(scored):
-    return [one.value for one in scored]
 
 
 MOUNTAIN = Prompt("p7", 'a sign that says "MOUNTAIN"')
@@ -203,19 +201,16 @@ def test_another_column(reading):
 def test_prompts_without_a_target_are_named(reading):
     with pytest.raises(ValueError, match=r"'p9' does not say .* column 'target' or an answer .* double quotes in 'a red fox'"):
         reading("ned", Prompt("p9", "a red fox"), "x")
-    with pytest.raises(ValueError, match="prompt 'p9' asks for is empty"):
-        reading("ned", Prompt("p9", 'a sign with "  "'), "x")
+    refused("prompt 'p9' asks for is empty", reading, "ned", Prompt("p9", 'a sign with "  "'), "x")
 
 
 def test_samples_without_a_picture_are_named(reward):
-    with pytest.raises(ValueError, match="'1' has no picture"):
-        reward("ocr")(Group(0, NASA, (Sample("words"),)))
+    refused("'1' has no picture", reward("ocr"), Group(0, NASA, (Sample("words"),)))
 
 
 def test_settings_that_mean_nothing_are_named(reward):
     for name, wrong in (("confidence", 80.0), ("batch_size", 0), ("threads", 0)):
-        with pytest.raises(ValueError, match=rf"Ocr\.{name} is {wrong}: it must be"):
-            reward("ocr", **{name: wrong})
+        refused(rf"Ocr\.{name} is {wrong}: it must be", reward, "ocr", **{name: wrong})
 
 
 def test_missing_packages_are_named_with_the_extra(reward, monkeypatch):

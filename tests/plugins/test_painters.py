@@ -18,6 +18,8 @@ from mmrl.core.types import Group, Observation, Prompt, Sample, Scored, Turn
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.scorers import painting
 from mmrl.serving.scorers.painting import Painting, Studio, seed_of, studio_of
+from tests.plugins.conftest import values
+from tests.support.refused import refused
 
 LONGEST = 6
 
@@ -78,10 +80,6 @@ def group_of(*texts: str, number: int = 0, wish: str = "a red cat") -> Group:
     return Group(number, Prompt("p", wish, columns={"own": "cat"}), tuple(Sample(text=text) for text in texts))
 
 
-def values(found: Any) -> list[float | None]:
-    return [None if one is None else one.value for one in found]
-
-
 def test_whoever_asks_gets_his_own_picture_and_equal_ones_are_drawn_once(pens):
     """Sixteen threads ask for overlapping sets, some with a text that cannot be drawn, of a studio that keeps few."""
     studio, wrong = Studio(Painting(model="pens", rows=4, kept=5)), list[object]()
@@ -125,10 +123,8 @@ def test_texts_of_a_step_are_drawn_in_one_call_with_noise_of_their_group(pens):
 def test_what_the_painter_reads_is_the_answer_and_what_it_compares_with_the_wish(pens):
     found = drawn(wish="own")(group_of("<think>hm</think><answer>blue</answer>", "blue"))
     assert values(found) == [4 - 3, 4 - 3]
-    with pytest.raises(ValueError, match="prompt 'p' has no words in its column 'none'"):
-        drawn(wish="none")(group_of("a"))
-    with pytest.raises(ValueError, match="has no text to draw"):
-        drawn()(replace(group_of("a"), samples=(Sample(image=Image.new("RGB", (2, 2))),)))
+    refused("prompt 'p' has no words in its column 'none'", drawn(wish="none"), group_of("a"))
+    refused("has no text to draw", drawn(), replace(group_of("a"), samples=(Sample(image=Image.new("RGB", (2, 2))),)))
 
 
 def test_a_text_that_is_empty_or_too_long_is_worth_the_least(pens):
@@ -150,8 +146,7 @@ def test_a_text_that_cannot_be_drawn_fails_alone_and_the_reason_is_said_once(pen
     assert [one.message for one in caplog.records] == [
         "painter.model 'pens' could not draw 'bad': ValueError: no such text; this kind is said once"
     ]
-    with pytest.raises(ValueError, match="no such text"):
-        drawn()(group_of("bad", "", "bad"))
+    refused("no such text", drawn(), group_of("bad", "", "bad"))
 
 
 def test_held_out_texts_stand_beside_the_users_own_words(pens):
@@ -188,8 +183,7 @@ def test_the_last_or_the_best_picture_of_an_episode_counts(pens):
         answers = iter((*values_of, 0.5))
         (odd, _, _) = shown(picture=lambda asked, a=answers: [next(a) for _ in asked.samples], over="best")(group)
         assert math.isnan(odd.value), "of which one could not be scored"
-    with pytest.raises(ValueError, match="shown needs a reward of pictures"):
-        shown()(group)
+    refused("shown needs a reward of pictures", shown(), group)
 
 
 def test_an_easel_draws_and_edits_and_says_what_it_cannot(pens):
@@ -221,10 +215,8 @@ def test_an_easel_draws_and_edits_and_says_what_it_cannot(pens):
         plain.step(Turn("away", (0, 1)))
     with pytest.raises(ValueError, match="prompt '7' shows a picture, which a painter"):
         plug_in("environments", "easel").check_prompts([replace(prompt, media=(picture("a", 0),))])
-    with pytest.raises(ValueError, match="7 pixels are too few"):
-        easel.check_prompts([prompt, replace(prompt, columns={"width": 7})])
-    with pytest.raises(ValueError, match='form is "plain", whose turns ask for no edits'):
-        plug_in("environments", "easel", form="plain", edits=True)
+    refused("7 pixels are too few", easel.check_prompts, [prompt, replace(prompt, columns={"width": 7})])
+    refused('form is "plain", whose turns ask for no edits', plug_in, "environments", "easel", form="plain", edits=True)
 
 
 def test_an_easel_whose_painter_edits_nothing_is_refused_before_weights_load():
@@ -241,8 +233,7 @@ def test_asked_reads_the_users_words(pens):
     asked = load("asked", "rewards")(picture=letters)
     prompt = Prompt("p", "a very red cat", columns={"asked": "cat"})
     assert values(asked(Group(0, prompt, (Sample(image=picture("four", 0)),)))) == [4 - 3]
-    with pytest.raises(ValueError, match="no words in its column 'asked'"):
-        asked(group_of("a"))
+    refused("no words in its column 'asked'", asked, group_of("a"))
 
 
 def test_a_generator_trains_on_the_answers_of_a_writer_and_not_on_its_thoughts(monkeypatch, tmp_path, caplog):
@@ -263,8 +254,7 @@ def test_a_generator_trains_on_the_answers_of_a_writer_and_not_on_its_thoughts(m
     found = [(one.text, one.columns["asked"]) for one in written(str(run), source)]
     assert found == [("a blue cat", "a cat"), ("a big dog", "a dog")]
     said[0] = Sample(text="a thought that never ends", opened="<think>")
-    with pytest.raises(ValueError, match="wrote nothing for prompt"):
-        written(str(run), source)
+    refused("wrote nothing for prompt", written, str(run), source)
 
 
 def test_half_characters_are_drawn_as_question_marks(pens):
@@ -320,5 +310,4 @@ def test_who_cannot_paint_is_refused_before_weights_load(tmp_path):
         ({"model": "tiny:sd3", "policy": {"width": 33, "height": 32}}, ValueError, "33"),
         ({"model": str(tmp_path / "none")}, FileNotFoundError, "none"),
     ]:
-        with pytest.raises(error, match=words):
-            Painting(**settings).ready()
+        refused(words, lambda own=settings: Painting(**own).ready(), error=error)

@@ -1,6 +1,5 @@
 """Shipped rewards with a gradient: the scores of their pictures, a gradient that raises them, and what has none."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,17 @@ from PIL import Image
 from torch import Tensor
 
 from mmrl.core.types import Group, Prompt, Sample, Scored
-from mmrl.lab.tiny.byte_tokens import byte_tokenizer
-from mmrl.lab.tiny.scorers import clip, draw_weights
 from mmrl.serving.scorers.encoders import HubEncoder, OpenClipEncoder, encoder_of, prepare
 
 TEXTS = ("a red fox", "two dogs")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(clip_folder: Path) -> Path:
     """A tiny CLIP with a head for aesthetic."""
-    found = tmp_path_factory.mktemp("clip")
-    clip(found)
     torch.manual_seed(0)
-    torch.save({"layers.0.weight": torch.randn(1, 16), "layers.0.bias": torch.zeros(1)}, found / "head.pth")
-    return found
+    torch.save({"layers.0.weight": torch.randn(1, 16), "layers.0.bias": torch.zeros(1)}, clip_folder / "head.pth")
+    return clip_folder
 
 
 def picture(seed: int, size: tuple[int, int]) -> Image.Image:
@@ -75,19 +70,9 @@ def test_pictures_of_the_encoders_own_size_are_prepared_exactly(folder: Path):
     torch.testing.assert_close(prepare(encoder.processor, pixels_of(shown)), encoder.pixels(shown), atol=1e-5, rtol=1e-5)
 
 
-def test_siglip_gives_a_gradient_through_its_own_preparation(reward: Any, tmp_path: Path):
+def test_siglip_gives_a_gradient_through_its_own_preparation(reward: Any, siglip_folder: Path):
     """Its pictures are squashed to a square, and its texts padded to their full length."""
-    from transformers import SiglipConfig, SiglipImageProcessor, SiglipModel
-
-    tokenizer = byte_tokenizer({})
-    small = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**small, "vocab_size": len(tokenizer), "max_position_embeddings": 16}
-    model = SiglipModel(SiglipConfig(text_config=text, vision_config={**small, "image_size": 28, "patch_size": 14}))
-    draw_weights(model)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    SiglipImageProcessor(size={"height": 28, "width": 28}).save_pretrained(tmp_path)
-    one, prompts = reward("clip_score", model=str(tmp_path), batch_size=1), [Prompt(text, text) for text in ("red", "dogs")]
+    one, prompts = reward("clip_score", model=str(siglip_folder), batch_size=1), [Prompt(text, text) for text in ("red", "dogs")]
     for size, within in (((28, 28), 1e-5), ((64, 48), 0.01)):
         shown = [picture(i, size) for i in range(2)]
         told = torch.tensor([one(Group(0, p, (Sample(image=image),)))[0].value for p, image in zip(prompts, shown, strict=True)])
@@ -99,25 +84,11 @@ def test_siglip_gives_a_gradient_through_its_own_preparation(reward: Any, tmp_pa
         assert bool((better > found.detach()).all())
 
 
-@pytest.fixture(scope="module")
-def hps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A small model of open_clip's as a checkpoint of HPSv2."""
-    import open_clip
-
-    folder = tmp_path_factory.mktemp("hps")
-    vision = {"image_size": 28, "layers": 1, "width": 32, "head_width": 16, "patch_size": 7}
-    text = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
-    torch.manual_seed(1)
-    weights = open_clip.CLIP(16, vision, text).state_dict()  # type: ignore[arg-type]
-    (folder / "small-hps.json").write_text(json.dumps({"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}))
-    torch.save({"state_dict": weights}, folder / "HPS_v2.1_compressed.pt")
-    return {"checkpoint": str(folder), "architecture": str(folder / "small-hps.json"), "device": "cpu"}
-
-
 @pytest.mark.parametrize("size", [(64, 48), (28, 28), (20, 33)])
-def test_hps_scores_pixels_between_its_black_bars(reward: Any, hps: dict[str, str], size: tuple[int, int]):
+def test_hps_scores_pixels_between_its_black_bars(reward: Any, open_clip_folder: Path, size: tuple[int, int]):
     """On the tensor from the start, so nothing but the order of sums may differ."""
-    one = reward("hps_v2", batch_size=1, **hps)
+    settings = {"checkpoint": str(open_clip_folder), "architecture": str(open_clip_folder / "small-vit.json"), "device": "cpu"}
+    one = reward("hps_v2", batch_size=1, **settings)
     prompts, shown = [Prompt(text, text) for text in TEXTS], [picture(i, size) for i in range(2)]
     told = [one(Group(0, p, (Sample(image=image),)))[0].value for p, image in zip(prompts, shown, strict=True)]
     pixels = pixels_of(shown).requires_grad_()

@@ -1,7 +1,7 @@
 """Data to draw from, to be taught pictures by, and conversations: rows as people have them, and what is refused."""
 
-import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,19 @@ from mmrl.core.samples import Video
 from mmrl.data.drawn.moving import ClipStyle, draw, plan_clip
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.validate import FILE_ROW, check
+from tests.support.refused import refused
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    for name, size, colour in (("a.png", (32, 32), "red"), ("b.png", (64, 32), "blue")):
+        Image.new("RGB", size, colour).save(tmp_path / name)
+    return tmp_path / "rows.jsonl"
+
+
+def write(file: Path, *rows: dict[str, Any] | str) -> str:
+    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(file)
 
 
 def test_lines_of_a_text_file(dataset, tmp_path):
@@ -43,43 +56,22 @@ def test_texts_of_a_config(dataset):
     assert [(prompt.id, prompt.text) for prompt in dataset("prompts")(texts=["a fox", "dogs"])] == [("1", "a fox"), ("2", "dogs")]
 
 
-def test_errors_name_file_and_line(dataset, tmp_path):
-    (tmp_path / "a.jsonl").write_text(
-        '{"prompt": "x", "id": 1}\nnonsense\n{"words": "y"}\n{"prompt": "z", "id": "1"}\n{"prompt": " "}'
-    )
-    with pytest.raises(ValueError, match="cannot be trained on") as caught:
-        dataset("prompts")(tmp_path / "a.jsonl")
-    for sentence in (
-        "a.jsonl:2: this is not JSON",
-        "a.jsonl:3: column prompt is missing, and must hold the text of the prompt (the row has words)",
-        "a.jsonl:4: id '1' was used before",
-        "a.jsonl:5: column prompt is ' '",
-    ):
-        assert sentence in str(caught.value)
-
-
 def test_what_cannot_be_read_is_said(dataset, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
-    with pytest.raises(ValueError, match="holds no rows"):
-        dataset("prompts")(tmp_path / "empty.txt")
-    with pytest.raises(FileNotFoundError, match=r"nope\.txt does not exist"):
-        dataset("prompts")(tmp_path / "nope.txt")
+    refused("holds no rows", dataset("prompts"), tmp_path / "empty.txt")
+    refused(r"nope\.txt does not exist", dataset("prompts"), tmp_path / "nope.txt", error=FileNotFoundError)
     (tmp_path / "latin.txt").write_bytes("fünf".encode("latin-1"))
-    with pytest.raises(ValueError, match="no text in UTF-8"):
-        dataset("prompts")(tmp_path / "latin.txt")
+    refused("no text in UTF-8", dataset("prompts"), tmp_path / "latin.txt")
     for both_or_none in ({}, {"path": "a.txt", "texts": ["x"]}):
-        with pytest.raises(ValueError, match=r"set data\.path, data\.texts or data\.writer"):
-            dataset("prompts")(**both_or_none)
+        refused(r"set data\.path, data\.texts or data\.writer", dataset("prompts"), **both_or_none)
 
 
 def test_prompts_that_a_writer_makes_up(dataset):
     prompts = dataset("prompts")(writer="lettering", size=20, split="held_out", seed=3)
     assert len(prompts) == 20 and all(f'"{prompt.columns["target"]}"' in prompt.text for prompt in prompts)
     assert len(dataset("prompts")(writer="numbers")) == 72
-    with pytest.raises(ValueError, match=r"data\.size belongs to data\.writer"):
-        dataset("prompts")(texts=["a fox"], size=1)
-    with pytest.raises(ValueError, match=r"reads one source"):
-        dataset("prompts")(texts=["a fox"], writer="numbers")
+    refused(r"data\.size belongs to data\.writer", dataset("prompts"), texts=["a fox"], size=1)
+    refused(r"reads one source", dataset("prompts"), texts=["a fox"], writer="numbers")
 
 
 @pytest.mark.parametrize("column", ["prompt", "caption", "text"])
@@ -95,84 +87,105 @@ def test_prompts_of_tables_and_of_folders_with_pictures(dataset, tmp_path, colum
     assert (prompt.text, prompt.media, "image" in prompt.columns) == ("a test", (), False)
 
 
-RED, BLUE = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
-
-
-def test_rows_with_a_caption_or_a_pair(dataset, tmp_path):
-    for name, picture in (("a", RED), ("b", BLUE)):
-        picture.save(tmp_path / f"{name}.png")
-    rows = [
-        {"image": "a.png", "caption": "a red square", "kind": "x"},
-        {"prompt": "red", "chosen": "a.png", "rejected": "b.png", "id": "pair"},
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    one, pair = dataset("pictures")(tmp_path / "rows.jsonl")
+def test_rows_with_a_caption_or_a_pair(dataset, file):
+    a, b = (str(file.with_name(name)) for name in ("a.png", "b.png"))
+    captioned = {"image": "a.png", "caption": "a red square", "kind": "x"}
+    one, pair = dataset("pictures")(write(file, captioned, {"prompt": "red", "chosen": a, "rejected": "b.png", "id": "pair"}))
     assert (one.id, one.text, one.media) == ("1", "a red square", ())
-    assert one.columns == {"kind": "x", FILE_ROW: "rows.jsonl:1", "picture": str(tmp_path / "a.png")}
-    assert (pair.id, pair.columns["chosen"], pair.columns["rejected"]) == ("pair", *(str(tmp_path / f"{n}.png") for n in "ab"))
+    assert one.columns == {"kind": "x", FILE_ROW: "rows.jsonl:1", "picture": a}
+    assert (pair.id, pair.columns["chosen"], pair.columns["rejected"]) == ("pair", a, b)
     TaughtPictures().check_prompts([one])
     TaughtPairs().check_prompts([pair])
 
 
-def test_pairs_as_pickapic_has_them(dataset, tmp_path):
-    def of(picture: Image.Image) -> bytes:
-        file = io.BytesIO()
-        picture.save(file, "PNG")
-        return file.getvalue()
-
-    pictures = {"caption": "red", "jpg_0": of(RED), "jpg_1": of(BLUE), "best_image_uid": "u"}
-    rows = [{**pictures, "label_0": label} for label in (1.0, 0.0, 0.5)]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    first, second = dataset("pictures")(tmp_path / "rows.parquet")
-    shown = [[one.columns[name].getpixel((0, 0)) for name in ("chosen", "rejected")] for one in (first, second)]
-    assert shown == [[(255, 0, 0), (0, 0, 255)], [(0, 0, 255), (255, 0, 0)]]
+def test_pairs_as_pickapic_has_them(dataset, file):
+    shown = {f"jpg_{i}": file.with_name(name).read_bytes() for i, name in enumerate(("a.png", "b.png"))}
+    rows = [{"caption": "red", **shown, "best_image_uid": "u", "label_0": label} for label in (1.0, 0.0, 0.5)]
+    file, ties = file.with_suffix(".parquet"), file.with_name("ties.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows), file)
+    first, second = dataset("pictures")(file)
+    found = [[one.columns[name].getpixel((0, 0)) for name in ("chosen", "rejected")] for one in (first, second)]
+    assert found == [[(255, 0, 0), (0, 0, 255)], [(0, 0, 255), (255, 0, 0)]]
     assert first.columns["best_image_uid"] == "u" and "jpg_0" not in first.columns
-    assert [one.id for one in dataset("pictures")(tmp_path / "rows.parquet", size=1)] == ["1"]
-    parquet.write_table(pa.Table.from_pylist(rows[2:]), tmp_path / "ties.parquet")
-    with pytest.raises(ValueError, match="no row with a picture or a pair of which one is preferred"):
-        dataset("pictures")(tmp_path / "ties.parquet")
+    assert [one.id for one in dataset("pictures")(file, size=1)] == ["1"]
+    parquet.write_table(pa.Table.from_pylist(rows[2:]), ties)
+    refused("no row with a picture or a pair of which one is preferred", dataset("pictures"), ties)
 
 
-def test_bad_rows_are_listed_with_their_lines(dataset, tmp_path):
-    RED.save(tmp_path / "a.png")
-    rows = [
-        {"caption": "x"},
-        {"image": "a.png"},
-        {"image": "no.png", "caption": "x"},
-        {"image": 3, "caption": "x"},
-        {"caption": "x", "jpg_0": "a.png", "jpg_1": "a.png", "label_0": 2},
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(ValueError, match="cannot be trained on") as caught:
-        dataset("pictures")(tmp_path / "rows.jsonl")
-    for sentence in (
-        "rows.jsonl:1: the row has caption, and no picture: it needs image, video, chosen and rejected, or jpg_0, jpg_1 and",
-        "rows.jsonl:2: column prompt is missing, and must hold the text of the prompt",
-        "rows.jsonl:3: picture",
-        "rows.jsonl:4: column image is '3': it must be the path of a picture or clip",
-        "rows.jsonl:5: column label_0 is 2: it must be 1 where jpg_0 is preferred, 0 or 0.5",
-    ):
-        assert sentence in str(caught.value)
+def test_rows_of_edits_become_prompts(dataset, file):
+    a, mask, after = (str(file.with_name(name)) for name in ("a.png", "mask.png", "after.png"))
+    for copy in (mask, after):
+        shutil.copy(a, copy)
+    row = {"image": "a.png", "instruction": "make it black", "mask": "mask.png", "target": "after.png", "id": "c", "kind": "b"}
+    write(file, row, {"images": ["a.png", "b.png"], "instruction": "put one beside the other", "split": "test"})
+    one, two = dataset("edits")(file)
+    assert (one.id, one.text, one.media) == ("c", "make it black", (a,))
+    assert one.columns == {"kind": "b", "mask": mask, "target": after, FILE_ROW: "rows.jsonl:1"}
+    assert (two.id, len(two.media)) == ("2", 2)
+    assert [prompt.id for prompt in dataset("edits")(file, split="test")] == ["2"]
+    assert check([one, two]).ok
 
 
-def test_clips_begin_where_a_row_says_and_may_follow_a_first_frame(dataset, tmp_path):
-    write_mp4(tmp_path / "a.mp4", np.zeros((8, 16, 16, 3), np.uint8), 8)
-    RED.save(tmp_path / "a.png")
-    rows = [
-        {"video": "a.mp4", "caption": "night"},
-        {"clip": "a.mp4", "caption": "night", "start": 0.5, "first_frame": "a.png"},
-        {"chosen": "a.mp4", "rejected": "a.png", "caption": "night"},
-    ]
-    file, clip = tmp_path / "rows.jsonl", str(tmp_path / "a.mp4")
-    file.write_text("\n".join(map(json.dumps, rows)))
-    whole, part, pair = dataset("pictures")(file)
+def test_a_prompt_may_say_what_is_to_be_changed(dataset, file):
+    row = {"image": "a.png", "prompt": "<image>\nmake it blue"}
+    assert [(p.text, p.media) for p in dataset("edits")(write(file, row))] == [("make it blue", (str(file.with_name("a.png")),))]
+    file.with_suffix(".csv").write_text("image,prompt\na.png,make it green\n")
+    assert [p.text for p in dataset("edits")(file.with_suffix(".csv"))] == ["make it green"]
+    twice = write(file, row | {"instruction": "x"})
+    refused(r"rows\.jsonl:1: columns instruction, prompt say the same twice", dataset("edits"), twice)
+    cell = {"image": {"bytes": file.with_name("a.png").read_bytes()}, "prompt": "x"}
+    parquet.write_table(pa.Table.from_pylist([cell]), file.with_suffix(".parquet"))
+    assert dataset("edits")(file.with_suffix(".parquet"))[0].media[0].size == (32, 32)
+
+
+EDIT, RANKED = {"image": "a.png", "instruction": "x"}, {"caption": "x", "jpg_0": "a.png", "jpg_1": "a.png"}
+BAD: dict[str, list[tuple[Any, str]]] = {
+    "prompts": [
+        ({"prompt": "x", "id": 1}, ""),
+        ("nonsense", "this is not JSON"),
+        ({"words": "y"}, "column prompt is missing, and must hold the text of the prompt (the row has words)"),
+        ({"prompt": "z", "id": "1"}, "id '1' was used before"),
+        ({"prompt": " "}, "column prompt is ' '"),
+    ],
+    "pictures": [
+        (
+            {"caption": "x"},
+            "the row has caption, and no picture: it needs image, video, chosen and rejected, or jpg_0, jpg_1",
+        ),
+        ({"image": "a.png"}, "column prompt is missing, and must hold the text of the prompt"),
+        ({"image": "no.png", "caption": "x"}, "picture"),
+        ({"image": 3, "caption": "x"}, "column image is '3': it must be the path of a picture or clip"),
+        (RANKED | {"label_0": 2}, "column label_0 is 2: it must be 1 where jpg_0 is preferred, 0 or 0.5"),
+    ],
+    "edits": [
+        (EDIT | {"instruction": " "}, "column instruction is ' ': it must say what is to be changed"),
+        (EDIT | {"image": "no.png"}, "picture"),
+        (EDIT | {"image": None}, "column image is None: it must be the path of a picture"),
+        (EDIT | {"mask": "b.png"}, "column mask is 64 x 32 pixels, but the picture 32 x 32: cut them alike"),
+        (EDIT | {"target": 3}, "column target is 3: it must be the path of a picture"),
+    ],
+}
+"""Data set -> rows, and what is said of each."""
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_rows_are_listed_with_their_lines(dataset, file, name):
+    said = str(refused("cannot be trained on", dataset(name), write(file, *(row for row, _ in BAD[name]))).value)
+    for number, (_, words) in enumerate(BAD[name], start=1):
+        assert words == "" or f"rows.jsonl:{number}: {words}" in said, words
+
+
+def test_clips_begin_where_a_row_says_and_may_follow_a_first_frame(dataset, file):
+    write_mp4(file.with_name("a.mp4"), np.zeros((8, 16, 16, 3), np.uint8), 8)
+    clip, plain = str(file.with_name("a.mp4")), {"video": "a.mp4", "caption": "night"}
+    framed = {"clip": "a.mp4", "caption": "night", "start": 0.5, "first_frame": "a.png"}
+    rows = write(file, plain, framed, {"chosen": "a.mp4", "rejected": "a.png", "caption": "night"})
+    whole, part, pair = dataset("pictures")(rows)
     assert (whole.media, whole.columns["clip"], pair.columns["chosen"]) == ((), clip, clip)
-    assert part.columns["clip"] == Video(clip, start=0.5) and part.media == (str(tmp_path / "a.png"),)
+    assert part.columns["clip"] == Video(clip, start=0.5) and part.media == (str(file.with_name("a.png")),)
     TaughtPictures().check_prompts([whole, part])
-    for bad, message in (({"start": 1.0}, "it asks for 1 s to 1 s"), ({"start": "x"}, "column start is 'x'")):
-        file.write_text(json.dumps({**rows[0], **bad}))
-        with pytest.raises(ValueError, match=message):
-            dataset("pictures")(file)
+    for start, words in ((1.0, "it asks for 1 s to 1 s"), ("x", "column start is 'x'")):
+        refused(words, dataset("pictures"), write(file, plain | {"start": start}))
 
 
 def test_shapes_draws_what_its_captions_ask_for(dataset):
@@ -215,18 +228,6 @@ BOXED = {
     "objects": {"ref": ["the cat"], "bbox": [[1, 2, 30, 31]]},
 }
 SHOWS = {"messages": [TOOLS["messages"][0], {"role": "assistant", "content": "<image>"}]}
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    for name, size in (("a.png", (32, 32)), ("b.png", (64, 32))):
-        Image.new("RGB", size, "red").save(tmp_path / name)
-    return tmp_path / "rows.jsonl"
-
-
-def write(file: Path, *rows: dict[str, Any]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
 
 
 def first_turn(row: dict[str, Any], **change: object) -> dict[str, Any]:
@@ -278,8 +279,7 @@ def test_clips_and_pictures_without_markers_belong_to_the_first_question(file: P
     ],
 )
 def test_bad_rows_are_refused_with_file_and_line(file: Path, row: dict[str, Any], words: str):
-    with pytest.raises(ValueError, match=rf"(?s)rows\.jsonl.*{words}"):
-        load("dialogues", "datasets")(write(file, row))
+    refused(rf"(?s)rows\.jsonl.*{words}", load("dialogues", "datasets"), write(file, row))
 
 
 def test_a_line_on_the_command_line_teaches_every_turn(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

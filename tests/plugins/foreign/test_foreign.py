@@ -18,6 +18,7 @@ from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.data.tools.foreign import Shown, check_start, show
 from mmrl.training.worlds.runner import WorldCalling, WorldRunner
 from tests.support.blocks import blocks
+from tests.support.refused import refused
 from tests.support.shelves import foreign_module
 
 Gymnasium = foreign_module("gymnasium_style").Gymnasium
@@ -194,15 +195,12 @@ def test_two_episodes_in_one_session_are_refused(tmp_path: Path):
 def test_a_package_that_is_not_there_is_named(use: str, words: str, monkeypatch: pytest.MonkeyPatch):
     for package in ("gymnasium", "verifiers", "openenv", "mcp"):
         monkeypatch.setitem(__import__("sys").modules, package, None)
-    with pytest.raises(ValueError, match=words):
-        play(made(use), Prompt("p"), "hello")
+    refused(words, play, made(use), Prompt("p"), "hello")
 
 
 def test_keys_are_those_of_the_library():
-    with pytest.raises(ValueError, match=r"environment\.action_list is unknown.*actions"):
-        made("gymnasium:Nothing-v0", action_list=["left"])
-    with pytest.raises(ValueError, match="role"):
-        made("trl:./mine.py:Mine", role="system")
+    refused(r"environment\.action_list is unknown.*actions", made, "gymnasium:Nothing-v0", action_list=["left"])
+    refused("role", made, "trl:./mine.py:Mine", role="system")
 
 
 GREY = Image.new("RGB", (8, 6), "grey")
@@ -227,16 +225,14 @@ def test_values_are_shown_as_text_and_pictures(value: Any, text: str, sizes: lis
 
 
 def test_pictures_elsewhere_are_not_fetched():
-    with pytest.raises(ValueError, match="let it send the picture itself"):
-        show([{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}])
+    refused("let it send the picture itself", show, [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}])
 
 
 @pytest.mark.parametrize("prompt", [Prompt("p"), Prompt("p", media=(Image.new("RGB", (8, 6)),)), Prompt("p", media=(GREY, GREY))])
 def test_a_prompt_shows_the_picture_that_an_episode_begins_with(prompt: Prompt):
     first: Shown = ("", (GREY,))
     check_start(Prompt("p", media=(GREY,)), first, "draw it")
-    with pytest.raises(ValueError, match=r"begins with 1 picture\(s\), and the prompt shows others: draw it"):
-        check_start(prompt, first, "draw it")
+    refused(r"begins with 1 picture\(s\), and the prompt shows others: draw it", check_start, prompt, first, "draw it")
 
 
 @pytest.mark.parametrize("where", ["thread", "inline", "process"])
@@ -306,5 +302,4 @@ def test_an_adapter_of_ones_own_is_found_by_the_word_before_the_colon(empty_desk
     Path("environments/foreign").mkdir(parents=True)
     Path("environments/foreign/echo_style.py").write_text(OWN)
     assert texts_of(play(made("echo:anywhere"), Prompt("p"), "hello")) == ["HELLO"]
-    with pytest.raises(ValueError, match="no environment is called 'other'"):
-        made("other:anywhere")
+    refused("no environment is called 'other'", made, "other:anywhere")

@@ -17,6 +17,7 @@ from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.lab.tiny.text import vlms
 from mmrl.training.worlds.runner import WorldRunner
 from tests.support.ports import free_ports
+from tests.support.refused import refused
 from tests.support.shelves import foreign_module
 
 Gymnasium = foreign_module("gymnasium_style").Gymnasium
@@ -56,10 +57,8 @@ def test_frozen_lake_of_gymnasium():
     assert told(answers) == ["Error: the actions are left, down, right, up.", "4", "8", "9", "10", "14", "15"]
     last = answers[-1]
     assert last is not None and last.done and last.reward == 1.0
-    with pytest.raises(ValueError, match="begins with '0', which the prompt does not say"):
-        lake.check_prompts([Prompt("lake", "Go.")])
-    with pytest.raises(ValueError, match="gymnasium cannot make 'NoLake-v1'"):
-        Gymnasium("NoLake-v1").open(prompt, 0)
+    refused("begins with '0', which the prompt does not say", lake.check_prompts, [Prompt("lake", "Go.")])
+    refused("gymnasium cannot make 'NoLake-v1'", Gymnasium("NoLake-v1").open, prompt, 0)
 
 
 def test_cart_pole_of_gymnasium():
@@ -100,8 +99,7 @@ def test_the_environment_that_openenv_init_makes(echo: str):
     rewards = [one.reward for one in answers if one is not None]
     assert rewards[0] is not None and rewards[0] > 0
     shown = OpenEnv(echo, shown=("echoed_message",))
-    with pytest.raises(ValueError, match="which the prompt does not say"):
-        play(shown, Prompt("echo", "Say something."), "Hello")
+    refused("which the prompt does not say", play, shown, Prompt("echo", "Say something."), "Hello")
 
 
 def test_the_time_server_of_mcp():
@@ -145,8 +143,7 @@ def test_a_tool_environment_of_verifiers(tmp_path: Path):
     sums = VerifiersTurns(f"{tmp_path}/sums.py:load_environment", make={"weight": 2.0})
     prompt = Prompt("sum", "What is 2 + 3?", answer="5")
     if not hasattr(verifiers, "MultiTurnEnv"):
-        with pytest.raises(ValueError, match="has no MultiTurnEnv"):
-            sums.check_prompts([prompt])
+        refused("has no MultiTurnEnv", sums.check_prompts, [prompt])
         return
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     sums.check_prompts([prompt])

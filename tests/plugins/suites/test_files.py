@@ -9,6 +9,7 @@ from mmrl.app.evaluation.command import EvalArguments, run_evaluation
 from mmrl.app.evaluation.compare import compare, read_side
 from mmrl.app.plugins.resolve import SUITES, listing
 from mmrl.app.plugins.suites import all_suites, find_suite
+from tests.support.refused import refused
 
 OWN = '''"""Colours: the colour that a sentence asks for."""
 
@@ -93,7 +94,6 @@ def test_a_suite_in_the_folder_of_suites_is_found_by_its_name(own: Path):
 
 def test_a_file_without_a_suite_and_one_that_is_not_there(own: Path):
     Path("mine.py").write_text('"""No suite."""\n\nSUITE = 3\n')
-    with pytest.raises(ValueError, match=r"mine\.py has no SUITE: write SUITE = Suite"):
-        find_suite("./mine.py")
+    refused(r"mine\.py has no SUITE: write SUITE = Suite", find_suite, "./mine.py")
     with pytest.raises(FileNotFoundError, match=r"no file .*yours\.py for the suite '\./yours\.py': check the path"):
         find_suite("./yours.py")

@@ -1,0 +1,14 @@
+"""A call that must be refused, in one line."""
+
+from collections.abc import Callable
+
+import pytest
+
+
+def refused(
+    words: str, call: Callable[..., object], /, *given: object, error: type[Exception] = ValueError, **settings: object
+) -> pytest.ExceptionInfo[Exception]:
+    """Call with what is given; it must raise this error with words that match. Gives the error."""
+    with pytest.raises(error, match=words) as caught:
+        call(*given, **settings)
+    return caught
