@@ -10,6 +10,7 @@ from mmrl.core.types import Prompt
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.inversion import LETTERS, NEGATED, Inversion, negate
 from mmrl.data.video_rows import VideoRow
+from tests.support.refused import refused
 
 OPTIONS = ("a dog", "a cat", "a cow", "a hen")
 
@@ -64,8 +65,7 @@ def test_questions_that_cannot_be_turned_round_stay(row: VideoRow):
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan"), float("inf")])
 def test_a_share_is_a_share(share: float):
-    with pytest.raises(ValueError, match=r"Inversion.probability is .*: it must be .*0 to 1"):
-        Inversion(share)
+    refused(r"Inversion.probability is .*: it must be .*0 to 1", Inversion, share)
 
 
 @pytest.fixture
@@ -120,8 +120,7 @@ def test_data_sets_invert_what_they_ask(name: str, videos: Path):
 
 @pytest.mark.parametrize("name", FILES)
 def test_data_sets_refuse_a_share_that_is_none(name: str, videos: Path):
-    with pytest.raises(ValueError, match=r"probability is 2\.0: it must be 0 to 1"):
-        load(name, "datasets")(videos / FILES[name], invert=2.0)
+    refused(r"probability is 2\.0: it must be 0 to 1", load(name, "datasets"), videos / FILES[name], invert=2.0)
 
 
 def test_spans_cannot_be_inverted(videos: Path):
@@ -133,8 +132,7 @@ def test_spans_cannot_be_inverted(videos: Path):
 def test_an_inverted_row_is_still_checked(videos: Path):
     file = videos / "next_gqa.csv"
     file.write_text(file.read_text().replace("holding,a cat", "holding,a bird"))
-    with pytest.raises(ValueError, match=r"next_gqa\.csv:2: the answer 'a bird' is none of the options"):
-        load("next_gqa", "datasets")(file, invert=1.0)
+    refused(r"next_gqa\.csv:2: the answer 'a bird' is none of the options", load("next_gqa", "datasets"), file, invert=1.0)
 
 
 NEGATIONS = {

@@ -9,6 +9,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.samples import Audio
 from mmrl.core.types import Group, Sample
 from mmrl.data.questions import LETTER, LETTERS_WANTED, guess_kind
+from tests.support.refused import refused
 from tests.support.sounds import tone, write_wav
 from tests.support.videos import even, write_video
 
@@ -106,17 +107,15 @@ def test_kinds_are_said_forced_or_guessed(jsonl, caplog):
     assert [prompt.columns["problem_type"] for prompt in read(path)] == ["number", "math", "text"]
     assert "answers are compared as 1 number (guessed), 1 as rows say, 1 text (guessed); kind = NAME" in caplog.text
     assert {prompt.columns["problem_type"] for prompt in read(path, kind="text")} == {"text"}
-    with pytest.raises(
-        ValueError, match=r"boxes\.jsonl:3: the answer of prompt 'boxes-3' is 'the dog': this reward needs one number"
-    ):
-        read(path, kind="number")
+    refused(
+        r"boxes\.jsonl:3: the answer of prompt 'boxes-3' is 'the dog': this reward needs one number", read, path, kind="number"
+    )
 
 
 def test_questions_without_labels_and_a_template(jsonl):
     [prompt] = read(jsonl({"question": "Why?"}), layout="questions", template="Q: {question}")
     assert prompt.answer is None and prompt.text == "Q: Why?"
-    with pytest.raises(ValueError, match=r"must contain \{question\}"):
-        read(jsonl({"question": "Why?"}), template="no")
+    refused(r"must contain \{question\}", read, jsonl({"question": "Why?"}), template="no")
 
 
 def test_splits_choose_rows_and_stay_among_the_columns(jsonl):
@@ -132,8 +131,7 @@ def test_clips_are_looked_at(tmp_path, jsonl):
     (tmp_path / "b.mp4").write_bytes(b"no clip")
     good = {"video": "a.mp4", "question": "How many?", "answer": 3}
     assert len(read(jsonl(good))) == 1
-    with pytest.raises(ValueError, match=r"boxes\.jsonl:2: .*b\.mp4"):
-        read(jsonl(good, good | {"video": "b.mp4"}))
+    refused(r"boxes\.jsonl:2: .*b\.mp4", read, jsonl(good, good | {"video": "b.mp4"}))
 
 
 def test_system_messages_are_said_aloud(jsonl, caplog):
@@ -162,8 +160,7 @@ def test_each_kind_accepts_its_own_answer(jsonl):
 def test_bad_rows_at_the_end_of_many(tmp_path):
     lines = (json.dumps({"question": f"{i} + 1?", "answer": i + 1}) for i in range(5_000))
     (tmp_path / "many.jsonl").write_text("\n".join([*lines, '{"question": "why?"', '{"question": 7, "answer": 1}']))
-    with pytest.raises(ValueError, match="5002 rows, 2 problems") as error:
-        read(tmp_path / "many.jsonl")
+    error = refused("5002 rows, 2 problems", read, tmp_path / "many.jsonl")
     assert "many.jsonl:5001: this is not JSON" in str(error.value) and "many.jsonl:5002: column question" in str(error.value)
 
 
@@ -193,8 +190,7 @@ def test_a_marker_that_begins_a_question_goes_where_it_says_nothing(jsonl, pictu
     rows = [{"images": names[: max(1, text.count("<image>"))], "question": text, "answer": 3} for text in texts]
     found = [prompt.text for prompt in read(jsonl(*rows))]
     assert found == ["How many?", "How many?", *texts[2:4], "<image>"]
-    with pytest.raises(ValueError, match="the text has 1 <image> markers for 0 pictures"):
-        read(jsonl({"question": "<image>\nHow many?", "answer": 3}))
+    refused("the text has 1 <image> markers for 0 pictures", read, jsonl({"question": "<image>\nHow many?", "answer": 3}))
 
 
 def test_spans_of_a_clip(jsonl, tmp_path):
@@ -243,8 +239,7 @@ def test_sounds_that_no_row_can_have_are_named(columns, words, jsonl, tmp_path):
     write_wav(tmp_path / "a.wav", [tone(2.0)])
     (tmp_path / "a.txt").write_text("not a sound")
     row = {"question": "what?"} | ({} if "span" in columns else {"answer": "yes"}) | columns
-    with pytest.raises(ValueError, match=rf"boxes\.jsonl:1: .*{words}"):
-        read(jsonl(row))
+    refused(rf"boxes\.jsonl:1: .*{words}", read, jsonl(row))
 
 
 @pytest.mark.parametrize(
@@ -259,5 +254,4 @@ def test_sounds_that_no_row_can_have_are_named(columns, words, jsonl, tmp_path):
 )
 def test_spans_that_no_clip_has_are_named(columns, words, jsonl, tmp_path):
     write_video(tmp_path / "a.mp4", even(50))
-    with pytest.raises(ValueError, match=rf"boxes\.jsonl:1: .*{words}"):
-        read(jsonl({"question": "the ball falls"} | columns))
+    refused(rf"boxes\.jsonl:1: .*{words}", read, jsonl({"question": "the ball falls"} | columns))

@@ -16,6 +16,7 @@ from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.load import hf_prompts
 from mmrl.data.readers import import_extra, open_hf, read_json, read_rows, read_text
 from mmrl.data.validate import Report
+from tests.support.refused import refused
 
 COLUMNS = {"question": "answer", "box": "bbox"}
 
@@ -82,8 +83,7 @@ def test_bad_rows_are_named_before_training(store, load_hf):
         load_hf(name, columns=COLUMNS, box_format="xywh")
     stream = iter(load_hf(name, streaming=True, columns=COLUMNS, box_format="xywh"))
     assert [next(stream).text, next(stream).text] == ["left 0", "right 0"]
-    with pytest.raises(ValueError, match=":2: box"):
-        next(stream)
+    refused(":2: box", next, stream)
 
 
 def test_pictures_cut_short_are_found(tmp_path, load_hf):
@@ -92,8 +92,7 @@ def test_pictures_cut_short_are_found(tmp_path, load_hf):
     cells = [{"bytes": buffer.getvalue()[:end], "path": None} for end in (None, 400)]
     data = datasets.Dataset.from_dict({"image": cells, "question": ["a", "b"], "box": [[0.0, 0.0, 9.0, 9.0]] * 2})
     data.save_to_disk(tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"1 problems\n.*:2: picture .* cut short"):
-        load_hf(str(tmp_path / "saved"))
+    refused(r"1 problems\n.*:2: picture .* cut short", load_hf, str(tmp_path / "saved"))
 
 
 def test_choosing_a_split(tmp_path, load_hf, caplog):
@@ -105,30 +104,23 @@ def test_choosing_a_split(tmp_path, load_hf, caplog):
     assert len(open_hf(str(tmp_path / "two"), "val")) == 2
     assert len(open_hf(str(tmp_path / "two"))) == 1
     assert "two holds the splits train, val: train is read; split = NAME reads another" in caplog.text
-    with pytest.raises(ValueError, match="the splits a, val: choose one"):
-        open_hf(str(tmp_path / "other"))
-    with pytest.raises(ValueError, match="'test'; it holds the splits train, val"):
-        open_hf(str(tmp_path / "two"), "test")
-    with pytest.raises(ValueError, match="no splits"):
-        open_hf(str(tmp_path / "one"), "train")
-    with pytest.raises(FileNotFoundError, match=r"gone\.parquet does not exist"):
-        open_hf(str(tmp_path / "gone.parquet"))
+    refused("the splits a, val: choose one", open_hf, str(tmp_path / "other"))
+    refused("'test'; it holds the splits train, val", open_hf, str(tmp_path / "two"), "test")
+    refused("no splits", open_hf, str(tmp_path / "one"), "train")
+    refused(r"gone\.parquet does not exist", open_hf, str(tmp_path / "gone.parquet"), error=FileNotFoundError)
 
 
 def test_empty_data_set():
-    with pytest.raises(ValueError, match="name: holds no rows"):
-        hf_prompts(refcoco([1, 2, 10, 20]).select([]), "name", GroundingLayout().prompts)
+    refused("name: holds no rows", hf_prompts, refcoco([1, 2, 10, 20]).select([]), "name", GroundingLayout().prompts)
 
 
 def test_a_folder_called_datasets_is_not_the_package(monkeypatch, tmp_path):
     namespace = ModuleType("datasets")
     namespace.__path__ = [str(tmp_path)]
     monkeypatch.setitem(sys.modules, "datasets", namespace)
-    with pytest.raises(ValueError, match=r"pip install 'mmrl\[data\]'.*only a folder"):
-        import_extra("datasets", "load_dataset")
+    refused(r"pip install 'mmrl\[data\]'.*only a folder", import_extra, "datasets", "load_dataset")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"'datasets': pip install 'mmrl\[data\]'"):
-        import_extra("datasets", "load_dataset")
+    refused(r"'datasets': pip install 'mmrl\[data\]'", import_extra, "datasets", "load_dataset")
 
 
 def read(path, text, encoding="utf-8"):
@@ -163,8 +155,7 @@ def test_rows_of_a_table_that_cannot_be_read_are_named_and_the_others_read(tmp_p
         f"a.csv:5: the row has 1 cells, and the header names 2 columns: {quoted}",
         f"a.csv:6: the row cannot be read (unexpected end of data): {quoted}",
     ]
-    with pytest.raises(ValueError, match=r"a\.csv names the column 'a' twice in line 1: rename one of them"):
-        read(tmp_path / "a.csv", "a,b,a\n1,2,3\n")
+    refused(r"a\.csv names the column 'a' twice in line 1: rename one of them", read, tmp_path / "a.csv", "a,b,a\n1,2,3\n")
 
 
 @pytest.mark.parametrize("ending", ["csv", "json", "txt"])
@@ -172,11 +163,7 @@ def test_text_in_another_encoding_is_named_with_line_and_remedy(ending, tmp_path
     file = tmp_path / f"a.{ending}"
     file.write_bytes('question,answer\n"caf\u00e9",3\n'.encode("cp1252"))
     reader = {"csv": lambda file: list(read_rows(file, Report(""))), "json": read_json, "txt": read_text}[ending]
-    with pytest.raises(
-        ValueError,
-        match=rf"a\.{ending} is no text in UTF-8 from line 2 on: save it as UTF-8, or, .* run iconv -f CP1252",
-    ):
-        reader(file)
+    refused(rf"a\.{ending} is no text in UTF-8 from line 2 on: save it as UTF-8, or, .* run iconv -f CP1252", reader, file)
 
 
 BROKEN = {

@@ -21,6 +21,7 @@ from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Group, Prompt, Sample
 from mmrl.serving import wire
 from tests.fuzz import properties
+from tests.support.refused import refused
 from tests.support.styles import box_in, span_in
 
 few = settings(
@@ -35,18 +36,8 @@ BOX = ("bbox_2d", '"label":', "<box>", "</box>", "<|box_start|>", "<|box_end|>",
 TIME = (" to ", "between ", " and ", "frame ", "s", " minutes", "1:", "00:03.2", "01:02:03", "start", "end", "ms", "from ")
 ANSWER = ("A", "(B)", "C.", " or ", "answer is ", "\\frac{", "}{", "\\boxed", "total =", "percent", "three", "e9")
 
-CALL = (
-    "<tool_call>",
-    "</tool_call>",
-    '{"name": "zoom"',
-    ', "arguments": {',
-    '"x":',
-    '{"actions": [',
-    '"zoom"',
-    '"\\ud800"',
-    "NaN",
-)
-CALL += ("<code>", "</code>", "```python\n", "\\u", "null", "true")
+CALL = ("<tool_call>", "</tool_call>", '{"name": "zoom"', ', "arguments": {', '"x":', '{"actions": [', '"zoom"', '"\\ud800"')
+CALL += ("NaN", "<code>", "</code>", "```python\n", "\\u", "null", "true")
 
 
 def texts(*words: str) -> st.SearchStrategy[str]:
@@ -55,28 +46,15 @@ def texts(*words: str) -> st.SearchStrategy[str]:
     return st.lists(pieces | st.text(max_size=4), max_size=30).map("".join)
 
 
+@pytest.mark.parametrize(
+    ("words", "hold"),
+    [(BOX, properties.boxes), (TIME, properties.spans), (ANSWER, properties.answers), (CALL, properties.calls)],
+    ids=["boxes", "spans", "answers", "calls"],
+)
 @few
-@given(texts(*BOX))
-def test_boxes_are_finite_and_rewards_of_them_in_range(text: str):
-    properties.boxes(text)
-
-
-@few
-@given(texts(*TIME))
-def test_spans_are_finite_and_rewards_of_them_in_range(text: str):
-    properties.spans(text)
-
-
-@few
-@given(texts(*ANSWER))
-def test_letters_and_numbers_are_what_they_should_be(text: str):
-    properties.answers(text)
-
-
-@few
-@given(texts(*CALL))
-def test_calls_are_words_with_arguments_or_are_refused(text: str):
-    properties.calls(text)
+@given(data=st.data())
+def test_what_is_read_of_any_text_is_finite_or_refused_and_rewards_of_it_are_in_range(words: Any, hold: Any, data: st.DataObject):
+    hold(data.draw(texts(*words)))
 
 
 def corners() -> st.SearchStrategy[float]:
@@ -142,11 +120,9 @@ def test_a_file_is_a_run_or_is_refused_with_a_sentence(text: str):
 def test_deep_tables_are_refused_with_a_sentence(text: str, tmp_path: Path):
     file = tmp_path / "a.toml"
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"a\.toml(: tables and lists are nested deeper than 50 levels| is not TOML)"):
-        Table.read(file)
+    refused(r"a\.toml(: tables and lists are nested deeper than 50 levels| is not TOML)", Table.read, file)
     table = Table.of({}, "a.toml")
-    with pytest.raises(ValueError, match="nested deeper"):
-        table.override("a." * 5000 + "b=1")
+    refused("nested deeper", table.override, "a." * 5000 + "b=1")
     assert table.values == {}
     table.override("a=" + "[" * 5000 + "]" * 5000)
     assert isinstance(table.values["a"], str)
@@ -194,10 +170,8 @@ def test_times_that_overflow_are_none(text: str):
 
 
 def test_boxes_beyond_any_picture_are_refused():
-    with pytest.raises(ValueError, match=r"beyond 1e\+12"):
-        Box(0, 0, 1, 1e13)
-    with pytest.raises(ValueError, match="no area"):
-        Box(0, 0, 1e-200, 1e-200)
+    refused(r"beyond 1e\+12", Box, 0, 0, 1, 1e13)
+    refused("no area", Box, 0, 0, 1e-200, 1e-200)
     assert giou(Box(0, 0, 1, 1), Box(1e12 - 1, 1e12 - 1, 1e12, 1e12)) == pytest.approx(-1)
 
 
@@ -238,48 +212,18 @@ def test_a_group_is_made_of_samples(changes: dict[str, Any]):
     """Found by the fuzzer: a group of numbers reached the server, which answered 500."""
     good: dict[str, Any] = {"id": 0, "prompt": Prompt("p"), "samples": (Sample("x"),), "probes": {}}
     wire.check_group(build_unchecked(Group, **good))
-    with pytest.raises(wire.WireError, match="the message's group"):
-        wire.check_group(build_unchecked(Group, **(good | changes)))
+    refused("the message's group", wire.check_group, build_unchecked(Group, **(good | changes)), error=wire.WireError)
 
 
 @pytest.mark.parametrize("kind", ["$array", "$file"])
 def test_an_array_that_is_named_twice_does_not_unfold(kind: str, tmp_path: Path):
     twice = group(prompt={"$type": "Prompt", "id": "p", "media": {"$tuple": [{kind: "a"}, {kind: "a"}]}})
-    with pytest.raises(wire.WireError, match="twice"):
-        wire.unpack_group(body(twice), tmp_path)
+    refused("twice", wire.unpack_group, body(twice), tmp_path, error=wire.WireError)
 
 
-HOSTILE = [
-    "[",
-    "(1,",
-    "[1,2,3,",
-    "{",
-    '"label": "',
-    "\\",
-    "<answer>",
-    "<think>",
-    "```",
-    "x1=1,",
-    " ",
-    "1",
-    "1.",
-    "1e",
-    "-",
-    "<box>",
-]
-HOSTILE += [
-    "A, ",
-    "(A) and ",
-    "answer is A ",
-    "the answer is ",
-    "\\frac{1}{",
-    "1,000,",
-    "1 / ",
-    "1:",
-    "frame ",
-    "1 to ",
-    "1m and ",
-]
+HOSTILE = ["[", "(1,", "[1,2,3,", "{", '"label": "', "\\", "<answer>", "<think>", "```", "x1=1,", " ", "1", "1.", "1e", "-"]
+HOSTILE += ["<box>", "A, ", "(A) and ", "answer is A ", "the answer is ", "\\frac{1}{", "1,000,", "1 / ", "1:", "frame ", "1 to "]
+HOSTILE += ["1m and "]
 
 
 @pytest.mark.parametrize("piece", HOSTILE)

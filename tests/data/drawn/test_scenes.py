@@ -1,4 +1,4 @@
-"""Scenes: boxes that enclose their digits, handwriting that never crosses splits, and the same picture for the same seed."""
+"""Drawn digits: boxes that enclose them, handwriting that never crosses splits, and the same picture for the same seed."""
 
 import sys
 from pathlib import Path
@@ -10,8 +10,11 @@ from mmrl.answers.boxes.box import check_inside, iou
 from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import MediaSize
-from mmrl.data.drawn import scenes
+from mmrl.data.drawn import scenes, small_digits
 from mmrl.data.drawn.scenes import SceneStyle, draw_scene, glyph_rows
+from mmrl.data.drawn.small_digits import GLYPHS, HEIGHTS, PLACES, SIDE, box_of, draw_small_digit
+from mmrl.data.tools.pictures import zoom
+from tests.support.refused import refused
 
 SHIPPED = Path(__file__).resolve().parents[3] / "datasets" / "digits_grounding.py"
 SIZE = MediaSize(64, 64, 64, 64)
@@ -98,16 +101,12 @@ def test_same_seed_same_scene_and_every_input_matters():
 
 
 def test_impossible_scenes_are_refused_with_a_reason(monkeypatch):
-    with pytest.raises(ValueError, match="lower num_distractors"):
-        draw_scene(0, 0, "train", SceneStyle(num_distractors=9))
-    with pytest.raises(ValueError, match="one of train, held_out"):
-        draw_scene(0, 0, "test")
-    with pytest.raises(ValueError, match="asked is"):
-        SceneStyle(asked=(10,))
+    refused("lower num_distractors", draw_scene, 0, 0, "train", SceneStyle(num_distractors=9))
+    refused("one of train, held_out", draw_scene, 0, 0, "test")
+    refused("asked is", SceneStyle, asked=(10,))
     scenes._collection.cache_clear()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"mmrl\[demo\]"):
-        draw_scene(0, 0)
+    refused(r"mmrl\[demo\]", draw_scene, 0, 0, error=ModuleNotFoundError)
 
 
 def test_prompts_are_scenes_with_boxes_inside_their_pictures(prompts):
@@ -126,8 +125,7 @@ def test_prompts_are_a_sequence(prompts):
     assert drawn[-1].id == drawn[3].id and [prompt.id for prompt in drawn[1:3]] == [drawn[1].id, drawn[2].id]
     with pytest.raises(IndexError):
         drawn[4]
-    with pytest.raises(ValueError, match="split"):
-        prompts("validation")
+    refused("split", prompts, "validation")
 
 
 def test_hurried_answers_are_loose_and_half_of_them_confused():
@@ -144,3 +142,45 @@ def test_hurried_answers_are_loose_and_half_of_them_confused():
         overlaps.append(max(found))
     assert 0.4 < wrong / 200 < 0.6 and 0.5 < np.mean(overlaps) < 0.75
     assert hurried[7].columns["completion"] == hurried[7].columns["completion"] != right[7].columns["completion"]
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch):
+    """A canvas of one shade, so that every brighter pixel is the digit's."""
+    monkeypatch.setattr(small_digits, "_sheet", lambda: np.zeros((1200, 1200, 3), np.float32))
+
+
+def test_the_digit_lies_within_its_corners_and_its_box_cuts_all_of_it(plain: None):
+    for index in range(60):
+        drawn = draw_small_digit(3, index)
+        pixels = np.asarray(drawn.image, np.int64).sum(2)
+        lit = pixels > pixels.min()
+        x1, y1, x2, y2 = drawn.corners
+        assert lit[y1:y2, x1:x2].sum() == lit.sum() > 0
+        assert HEIGHTS[0] <= y2 - y1 <= HEIGHTS[1]
+        assert all(PLACES * corner // SIDE == place for corner, place in zip((x1, y1), drawn.place, strict=True))
+        part = np.asarray(zoom(drawn.image, box_of(drawn.place), "norm1000"), np.int64).sum(2)
+        assert (part > pixels.min()).sum() == lit.sum() and max(part.shape) <= 34
+
+
+def test_digits_and_places_are_drawn_evenly_and_no_two_glyphs_are_alike():
+    assert len({*GLYPHS}) == 10 and all([len(row) for row in glyph.split()] == [5] * 7 for glyph in GLYPHS)
+    drawn = [draw_small_digit(0, index) for index in range(400)]
+    assert all(20 <= sum(one.digit == digit for one in drawn) <= 62 for digit in range(10))
+    assert {one.place for one in drawn} == {(x, y) for x in range(PLACES) for y in range(PLACES)}
+
+
+def test_the_same_seed_draws_the_same_and_every_input_matters():
+    first = draw_small_digit(1, 2).image.tobytes()
+    assert draw_small_digit(1, 2).image.tobytes() == first
+    others = draw_small_digit(2, 2), draw_small_digit(1, 3), draw_small_digit(1, 2, "held_out")
+    assert first not in [other.image.tobytes() for other in others]
+    refused("split 'test' is unknown: choose one of train, held_out", draw_small_digit, 0, 0, "test")
+
+
+def test_prompts_ask_for_the_digit_and_keep_its_box():
+    prompts = load("small_digits", "datasets")(size=3, seed=5, split="held_out")
+    drawn = draw_small_digit(5, 1, "held_out")
+    prompt = prompts[1]
+    assert (prompt.id, prompt.answer, prompt.media[0].tobytes()) == ("held_out-5-1", drawn.digit, drawn.image.tobytes())
+    assert prompt.columns["box"].corners == drawn.corners and "digit" in prompt.text

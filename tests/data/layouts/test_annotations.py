@@ -14,6 +14,7 @@ from mmrl.core.samples import MediaSize
 from mmrl.data.layouts.source import guess
 from mmrl.policies.shared.pictures import open_picture
 from tests.support.grounding import convert
+from tests.support.refused import refused
 
 BONE = {"id": 1, "name": "bone"}
 EXIF = 274
@@ -61,8 +62,7 @@ def test_boxes_that_are_turned_or_only_outlined(annotation, corners, tmp_path):
     ],
 )
 def test_annotations_that_hold_no_box_are_named(annotation, words, tmp_path):
-    with pytest.raises(ValueError, match=words):
-        answers(coco(tmp_path, annotation))
+    refused(words, answers, coco(tmp_path, annotation))
 
 
 def test_one_name_under_two_ids_is_one_question(tmp_path):
@@ -121,8 +121,7 @@ def test_percents_are_suspected(spelled, jsonl, picture):
     rows = [{"image": "1.png", "question": f"{i}?", "box": box} for i, box in enumerate(boxes)]
     words = "may be percents of the picture: divide them by 100 and give --boxes norm1"
     if spelled == "xywh":
-        with pytest.raises(ValueError, match=words):
-            check(str(jsonl(*rows)), ())
+        refused(words, check, str(jsonl(*rows)), ())
         return
     assert words in check(str(jsonl(*rows)), ())
     with pytest.warns(UserWarning, match=words):
@@ -188,8 +187,7 @@ def test_folders_are_splits(labelme):
 def test_what_a_file_says_wrong_is_named(change, words, labelme):
     file = labelme() / "1.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(ValueError, match=rf"1\.json.*{words}"):
-        read(file.parent)
+    refused(rf"1\.json.*{words}", read, file.parent)
 
 
 def an_object(name, *sides):
@@ -266,23 +264,18 @@ FILE = "<!DOCTYPE x [<!ENTITY a SYSTEM 'file:///etc/passwd'>]>"
     ],
 )
 def test_a_file_that_is_hostile_or_something_else_is_named(text, words, voc):
-    with pytest.raises(ValueError, match=rf"Annotations/1\.xml:1: .*{words}"):
-        read(voc(text))
+    refused(rf"Annotations/1\.xml:1: .*{words}", read, voc(text))
 
 
 def test_xml_in_utf_16_hides_no_entities(voc):
     folder = voc("")
     (folder / "Annotations/1.xml").write_bytes(annotation(an_object("&a;", 1, 1, 9, 9), head=FILE).encode("utf-16"))
-    with pytest.raises(ValueError, match=r"1\.xml is text in UTF-16 or UTF-32"):
-        read(folder)
+    refused(r"1\.xml is text in UTF-16 or UTF-32", read, folder)
 
 
 def test_lists_that_name_missing_files_are_named(voc):
     folder = voc(annotation(an_object("cow", 2, 2, 9, 9)))
     (folder / "ImageSets/Main/train.txt").write_text("1 -1\n\n000012\n")
-    with pytest.raises(
-        ValueError, match=r"ImageSets/Main/train\.txt:3: it names '000012', and there is no such file in Annotations: remove"
-    ):
-        read(folder)
+    refused(r"ImageSets/Main/train\.txt:3: it names '000012', and there is no such file in Annotations: remove", read, folder)
     (folder / "ImageSets/Main/train.txt").write_text("1 -1\n\n")
     assert len(read(folder)) == 1

@@ -14,6 +14,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.data.layouts.answers import token_boxes
 from mmrl.data.layouts.source import guess
 from tests.support.grounding import convert
+from tests.support.refused import refused
 
 EVERY = "Locate every {} in the picture."
 
@@ -51,8 +52,7 @@ def test_sides_in_columns_are_gathered_by_picture_and_label(tmp_path):
     path = csv(tmp_path, header, *rows[:1], "a.png,200,100,cat,5,6,7,8,test,left")
     assert read(path, split="test") == [(EVERY.format("cat"), boxes("cat", (5, 6, 7, 8)))]
     path = csv(tmp_path, header, *rows[:1], "a.png,200,99,dog,1,2,30,40,train,left")
-    with pytest.raises(ValueError, match=r"says its picture has size \[200, 99\]"):
-        read(path)
+    refused(r"says its picture has size \[200, 99\]", read, path)
 
 
 def test_sides_of_two_names(tmp_path):
@@ -65,23 +65,17 @@ def test_sides_of_two_names(tmp_path):
 
 def test_sides_with_a_question_and_other_names(tmp_path):
     path = csv(tmp_path, "pic,question,x1,y1,x2,y2", "a.png,where?,1,2,30,40", "a.png,and?,50,60,70,80")
-    with pytest.raises(
-        ValueError, match=r"rows.csv:2: no column holds the image \(pic, question, .*: name it with columns.image=NAME"
-    ):
-        check(str(path), ())
+    refused(r"rows.csv:2: no column holds the image \(pic, question, .*: name it with columns.image=NAME", check, str(path), ())
     assert read(path, columns={"image": "pic"}) == [("where?", Box(1, 2, 30, 40)), ("and?", Box(50, 60, 70, 80))]
     path = csv(tmp_path, "image,x1,y1,x2,y2", "a.png,1,2,30,40")
-    with pytest.raises(ValueError, match=r"no column holds the label \(image, x1, .*: name it with columns.label=NAME"):
-        read(path)
+    refused(r"no column holds the label \(image, x1, .*: name it with columns.label=NAME", read, path)
     path = csv(tmp_path, "image,label,x1,y1,x2,y2", "a.png,cat,1,2,wide,40", "a.png,cat,1,,5,40")
-    with pytest.raises(ValueError, match=r"x2 is 'wide' and must be a number\n.*y1 is 'None' and must be a number"):
-        read(path)
+    refused(r"x2 is 'wide' and must be a number\n.*y1 is 'None' and must be a number", read, path)
 
 
 def test_sides_may_be_shares(tmp_path):
     path = csv(tmp_path, "image,label,XMin,XMax,YMin,YMax", "a.png,cat,0.1,0.5,0.2,0.9")
-    with pytest.raises(ValueError, match="give space = norm1"):
-        read(path)
+    refused("give space = norm1", read, path)
     assert read(path, space="norm1")[0][1] == boxes("cat", (0.1, 0.2, 0.5, 0.9), space="norm1")
     assert "0 problems" in check(str(path), (), CheckOptions(boxes="norm1"))
 
@@ -132,15 +126,13 @@ def test_objects_of_a_folder_of_pictures(tmp_path):
         "no box": (names | {"bbox": [[1, 2], [3, 4]]}, "bbox must be four numbers"),
     }.values():
         (tmp_path / "metadata.jsonl").write_text(json.dumps({"file_name": "a.png", "objects": objects}))
-        with pytest.raises(ValueError, match=words):
-            read(tmp_path)
+        refused(words, read, tmp_path)
 
 
 def test_objects_that_may_be_corners_are_asked_for(tmp_path, jsonl):
     corners = [[i, i, 3 * i + 5, 3 * i + 9] for i in range(20)]
     row = {"image": "a.png", "objects": {"bbox": corners, "category": ["cat"] * 20}}
-    with pytest.raises(ValueError, match="may be objects or objects_corners: say which, with --as objects"):
-        guess(jsonl(row))
+    refused("may be objects or objects_corners: say which, with --as objects", guess, jsonl(row))
     assert read(jsonl(row), layout="objects_corners")[0][1] == boxes("cat", *corners)
     assert read(jsonl(row), layout="objects")[0][1][1] == Box(1, 1, 9, 13, label="cat")
     few = {"image": "a.png", "objects": {"bbox": corners[:19], "category": ["cat"] * 19}}
@@ -204,8 +196,7 @@ def test_what_label_studio_leaves_open_is_refused(tmp_path):
         (task(7), "does not have the layout of label_studio"),
         (task(RECT | {"x": 95}), "1 of 1 annotations cannot be used"),
     ):
-        with pytest.raises(ValueError, match=words):
-            read(studio(tmp_path, bad))
+        refused(words, read, studio(tmp_path, bad))
 
 
 TOKENS = {
@@ -253,8 +244,7 @@ def test_tokens_that_are_no_boxes(jsonl):
         ("cat<loc_1><loc_2><loc_3>", "holds 3 numbers, and a box has four"),
         ("<|box_start|>(9,9),(1,1)<|box_end|>", "has no area"),
     ):
-        with pytest.raises(ValueError, match=words):
-            read(jsonl({"image": "a.png", "prefix": "where?", "suffix": suffix}), layout="prefix")
+        refused(words, read, jsonl({"image": "a.png", "prefix": "where?", "suffix": suffix}), layout="prefix")
     with pytest.raises(ValueError, match="prefix <CAPTION> is a task of Florence-2 and no question"):
         load("qa_jsonl", "datasets")(jsonl({"image": "a.png", "prefix": "<CAPTION>", "suffix": "a cat"}))
     asked = ["Is 3 > 2?", "Which is larger: <a> or <b>?", "<a> or <b>?"]
@@ -277,12 +267,10 @@ def test_convert_keeps_its_promise_of_pixels_and_plain_questions(jsonl, tmp_path
     line = json.loads(done.out.read_text())
     assert (line["question"], line["box"], line["image"]) == ("Where?", [20, 20, 100, 90], "a.png") and "space" not in line
     own = jsonl({"image": "b.png", "question": "<image> in the middle <image>", "box": [100, 200, 500, 900], "space": "norm1000"})
-    with pytest.raises(ValueError, match="2 <image> markers for 1 pictures"):
-        convert(own, None, tmp_path / "own.jsonl")
+    refused("2 <image> markers for 1 pictures", convert, own, None, tmp_path / "own.jsonl")
     own = jsonl({"image": "b.png", "question": "Where?", "boxes": [[100, 200, 500, 900]], "space": "norm1000"})
     assert json.loads(convert(own, None, tmp_path / "own.jsonl").out.read_text())["boxes"] == [[20, 20, 100, 90]]
     (tmp_path / "b.png").unlink()
-    with pytest.raises(ValueError, match=r"boxes.jsonl:1: picture .*b.png does not exist"):
-        convert(own, None, tmp_path / "gone.jsonl")
+    refused(r"boxes.jsonl:1: picture .*b.png does not exist", convert, own, None, tmp_path / "gone.jsonl")
     asked = jsonl({"image": "a.png", "conversations": [{"from": "human", "value": "<image>\nHow many?"}], "answer": 3})
     assert json.loads(convert(asked, None, tmp_path / "qa.jsonl").out.read_text())["question"] == "How many?"

@@ -13,6 +13,7 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.data.layouts.source import guess
 from tests.support.grounding import check_file, convert
+from tests.support.refused import refused
 
 IMAGE = {"id": 1, "file_name": "a.png", "width": 64, "height": 48}
 INSTANCES = {
@@ -112,8 +113,7 @@ def test_refcoco_is_recognised_and_read(name, a_png, tmp_path):
 def test_splits_of_refcoco(a_png, tmp_path):
     folder = refer_folder(tmp_path, "p")
     assert len(load("grounding_jsonl", "datasets")(folder, split="val", image_root=tmp_path)) == 2
-    with pytest.raises(ValueError, match="holds no rows"):
-        load("grounding_jsonl", "datasets")(folder, split="testA", image_root=tmp_path)
+    refused("holds no rows", load("grounding_jsonl", "datasets"), folder, split="testA", image_root=tmp_path)
 
 
 def test_a_layout_that_knows_its_boxes_is_not_told_how(a_png, tmp_path):
@@ -158,10 +158,8 @@ def test_bad_entries_of_coco_are_named_one_by_one(a_png, tmp_path):
     path = tmp_path / "instances.json"
     broken = {"id": 12, "image_id": 9, "category_id": 3, "bbox": [1, 2, 3, 4]}
     path.write_text(json.dumps(INSTANCES | {"annotations": [*INSTANCES["annotations"], broken]}))
-    with pytest.raises(ValueError, match=r"instances\.json, annotation 12: picture 9 is not listed in the file"):
-        load("grounding_jsonl", "datasets")(path)
-    with pytest.raises(ValueError, match=r"(?s)was not converted, .*--fix OUT.*annotation 12"):
-        convert(path, "coco", tmp_path / "boxes.jsonl")
+    refused(r"instances\.json, annotation 12: picture 9 is not listed in the file", load("grounding_jsonl", "datasets"), path)
+    refused(r"(?s)was not converted, .*--fix OUT.*annotation 12", convert, path, "coco", tmp_path / "boxes.jsonl")
 
 
 class Bomb:
@@ -173,8 +171,7 @@ def test_a_refs_pickle_that_could_run_code_is_refused_by_the_data_set_too(a_png,
     folder = refer_folder(tmp_path, "p")
     for dumped in (pickle.dumps([Bomb()]), b"\x80\x02]q\x00(", b"no pickle", b"cos\nsystem\n(S'true'\ntR."):
         (folder / "refs(unc).p").write_bytes(dumped)
-        with pytest.raises(ValueError, match=r"refs\(unc\)\.p is not a pickle of plain data"):
-            load("grounding_jsonl", "datasets")(folder)
+        refused(r"refs\(unc\)\.p is not a pickle of plain data", load("grounding_jsonl", "datasets"), folder)
     assert capsys.readouterr().out == ""
 
 
@@ -205,8 +202,7 @@ def test_folders_of_pictures(a_png, tmp_path):
         (tmp_path / "shapes" / split / "metadata.jsonl").write_text(json.dumps(line) + "\n")
     assert [prompt.answer for prompt in load("qa_jsonl", "datasets")(tmp_path / "shapes")] == ["blue in train"]
     (tmp_path / "shapes/train").rename(tmp_path / "shapes/a")
-    with pytest.raises(ValueError, match="holds the splits a, test: choose one with `split`"):
-        load("qa_jsonl", "datasets")(tmp_path / "shapes")
+    refused("holds the splits a, test: choose one with `split`", load("qa_jsonl", "datasets"), tmp_path / "shapes")
     (tmp_path / "shapes/a").rename(tmp_path / "shapes/train")
     [prompt] = load("qa_jsonl", "datasets")(tmp_path / "shapes", split="test")
     assert prompt.answer == "blue in test" and prompt.media == (str(tmp_path / "shapes/test/b.png"),)
@@ -214,8 +210,7 @@ def test_folders_of_pictures(a_png, tmp_path):
     assert guess(flat).layout == "questions"
     (flat / "metadata.jsonl").unlink()
     (flat / "metadata.csv").write_text('file_name,question,answer\nb.png,"Which colour?",blue\n../a.png,Which?,red\n')
-    with pytest.raises(ValueError, match=r"metadata\.csv:3: the path '\./\.\./a\.png' leads out of the folder"):
-        load("qa_jsonl", "datasets")(flat)
+    refused(r"metadata\.csv:3: the path '\./\.\./a\.png' leads out of the folder", load("qa_jsonl", "datasets"), flat)
 
 
 def test_names_inside_a_table_never_choose_where_pictures_are_written(a_png, tmp_path):
@@ -246,11 +241,9 @@ def test_broken_tables_are_named(tmp_path):
     for name in ("a.parquet", "b.arrow"):
         file = tmp_path / "table" / name
         file.write_bytes(b"PAR1 no table")
-        with pytest.raises(ValueError, match=rf"{name} is broken: write or download it again"):
-            guess(tmp_path / "table")
+        refused(rf"{name} is broken: write or download it again", guess, tmp_path / "table")
         file.unlink()
-    with pytest.raises(ValueError, match="has none of the layouts that are known"):
-        guess(tmp_path / "table")
+    refused("has none of the layouts that are known", guess, tmp_path / "table")
 
 
 @pytest.mark.parametrize(
@@ -267,8 +260,7 @@ def test_broken_tables_are_named(tmp_path):
 )
 def test_data_of_another_task_is_refused_in_one_sentence(data_set, row, words, tmp_path, a_png):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row))
-    with pytest.raises(ValueError, match=words):
-        load(data_set, "datasets")(tmp_path / "rows.jsonl")
+    refused(words, load(data_set, "datasets"), tmp_path / "rows.jsonl")
 
 
 def test_questions_without_boxes_and_answers_are_told_what_they_lack(tmp_path, a_png):
@@ -290,8 +282,7 @@ def test_text_that_windows_saved_as_utf_16_is_told_how_to_become_utf_8(encoding,
     (tmp_path / "narrow.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(row).encode() + b"\r\n")
     assert len(load("grounding_jsonl", "datasets")(tmp_path / "narrow.jsonl")) == 1
     (tmp_path / "wide.txt").write_text("a fox", encoding="utf-16")
-    with pytest.raises(ValueError, match=r"wide\.txt is text in UTF-16 .*: save it as UTF-8"):
-        load("prompts", "datasets")(tmp_path / "wide.txt")
+    refused(r"wide\.txt is text in UTF-16 .*: save it as UTF-8", load("prompts", "datasets"), tmp_path / "wide.txt")
 
 
 def test_lost_pictures_are_told_where_paths_start_once(tmp_path, a_png):

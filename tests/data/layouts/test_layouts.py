@@ -4,7 +4,6 @@ import base64
 import json
 
 import pytest
-from PIL import Image
 
 from mmrl.algorithms.planners.taught import Pairs
 from mmrl.answers.boxes.box import Box
@@ -15,6 +14,7 @@ from mmrl.data.layouts.files import look_at
 from mmrl.data.layouts.source import candidates, guess
 from mmrl.data.layouts.table import LAYOUTS, NAMES, Columns
 from tests.support.grounding import convert
+from tests.support.refused import refused
 from tests.support.videos import even, write_video
 
 BOX = Box(1, 2, 30, 40)
@@ -28,67 +28,40 @@ OPENAI = [
 TRL_TURNS = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": WHERE}]}]
 SWIFT_ASKS = {"role": "user", "content": "<image>" + WHERE}
 LLAVA_ASKS = {"from": "human", "value": "<image>\n" + WHERE}
+
+
+def swift(asks, says, *names, boxes=(FOUR,), **more):
+    """A row of ms-swift's with objects."""
+    turns = [{"role": "user", "content": f"<image>Find {asks}"}, {"role": "assistant", "content": says}]
+    return {"messages": turns, "images": ["cat.png"], "objects": {"ref": [*names], "bbox": [*boxes], **more}}
+
+
+def llava(answer):
+    return {"image": "cat.png", "conversations": [LLAVA_ASKS, {"from": "gpt", "value": answer}]}
+
+
+NAMED = swift("all", "<ref-object><bbox>" * 2, "cat", "dog", boxes=([0.1, 0.1, 0.5, 0.5], [0.5, 0.5, 1, 1]), bbox_type="norm1")
+CAT_AND_DOG = (Box(0.1, 0.1, 0.5, 0.5, "norm1", "cat"), Box(0.5, 0.5, 1, 1, "norm1", "dog"))
 ROWS = {
     "openai": ({"messages": OPENAI}, "messages", WHERE + "<image>", BOX),
-    "swift": (
-        {"messages": [SWIFT_ASKS], "images": ["cat.png"], "solution": "[1, 2, 30, 40]"},
-        "messages",
-        WHERE,
-        BOX,
-    ),
-    "swift objects": (
-        {
-            "messages": [{"role": "user", "content": "<image>Find <ref-object>"}, {"role": "assistant", "content": "<bbox>"}],
-            "images": ["cat.png"],
-            "objects": {"ref": ["the cat"], "bbox": [FOUR]},
-        },
-        "messages",
-        "Find the cat",
-        BOX,
-    ),
-    "swift, a reference that spells the mark": (
-        {
-            "messages": [{"role": "user", "content": "<image>Find <ref-object>"}, {"role": "assistant", "content": "<bbox>"}],
-            "images": ["cat.png"],
-            "objects": {"ref": ["<ref-object>"], "bbox": [FOUR]},
-        },
-        "messages",
-        "Find <ref-object>",
-        BOX,
-    ),
-    "swift names": (
-        {
-            "messages": [
-                {"role": "user", "content": "<image>Find all"},
-                {"role": "assistant", "content": "<ref-object><bbox><ref-object><bbox>"},
-            ],
-            "images": ["cat.png"],
-            "objects": {"ref": ["cat", "dog"], "bbox": [[0.1, 0.1, 0.5, 0.5], [0.5, 0.5, 1, 1]], "bbox_type": "norm1"},
-        },
-        "messages",
-        "Find all",
-        (Box(0.1, 0.1, 0.5, 0.5, "norm1", "cat"), Box(0.5, 0.5, 1, 1, "norm1", "dog")),
-    ),
+    "swift": ({"messages": [SWIFT_ASKS], "images": ["cat.png"], "solution": "[1, 2, 30, 40]"}, "messages", WHERE, BOX),
+    "swift objects": (swift("<ref-object>", "<bbox>", "the cat"), "messages", "Find the cat", BOX),
+    "swift, the mark": (swift("<ref-object>", "<bbox>", "<ref-object>"), "messages", "Find <ref-object>", BOX),
+    "swift names": (NAMED, "messages", "Find all", CAT_AND_DOG),
     "trl turns": ({"prompt": TRL_TURNS, "images": ["cat.png"], "solution": FOUR}, "messages", WHERE, BOX),
     "trl": ({"prompt": WHERE, "images": ["cat.png"], "solution": FOUR}, "trl", WHERE, BOX),
-    "llava": (
-        {
-            "image": "cat.png",
-            "conversations": [LLAVA_ASKS, {"from": "gpt", "value": '```json\n[{"bbox_2d": [1, 2, 30, 40]}]\n```'}],
-        },
-        "llava",
-        WHERE,
-        BOX,
-    ),
-    "vlm-r1 lines": (
-        {"image": "cat.png", "conversations": [LLAVA_ASKS, {"from": "gpt", "value": FOUR}]},
-        "llava",
-        WHERE,
-        BOX,
-    ),
+    "llava": (llava('```json\n[{"bbox_2d": [1, 2, 30, 40]}]\n```'), "llava", WHERE, BOX),
+    "vlm-r1 lines": (llava(FOUR), "llava", WHERE, BOX),
     "vlm-r1": ({"image": "cat.png", "problem": WHERE, "solution": FOUR, "normal_caption": "cat"}, "problem", WHERE, BOX),
     "own": ({"image": "cat.png", "question": WHERE, "box": FOUR}, "boxes", WHERE, BOX),
 }
+"""Name -> a row, its layout, and the text and answer of its prompt."""
+
+
+@pytest.fixture(autouse=True)
+def cat(picture):
+    """The picture that rows name."""
+    picture("cat.png")
 
 
 MIXED = ("openai", "swift objects", "swift names", "vlm-r1 lines")
@@ -97,9 +70,8 @@ FILES = [(name, suffix) for name in ROWS for suffix in ("jsonl", "json", "parque
 
 
 @pytest.mark.parametrize(("name", "suffix"), FILES)
-def test_boxes_of_every_layout(name, suffix, picture, tmp_path):
+def test_boxes_of_every_layout(name, suffix, tmp_path):
     row, layout, text, answer = ROWS[name]
-    picture("cat.png")
     path = tmp_path / f"rows.{suffix}"
     if suffix == "parquet":
         import pyarrow as pa
@@ -116,7 +88,7 @@ def test_boxes_of_every_layout(name, suffix, picture, tmp_path):
 
 QUESTIONS = {
     "messages": ({"messages": [SWIFT_ASKS, {"role": "assistant", "content": "left"}], "images": ["cat.png"]}, "left"),
-    "llava": ({"image": "cat.png", "conversations": [LLAVA_ASKS, {"from": "gpt", "value": "<answer>left</answer>"}]}, "left"),
+    "llava": (llava("<answer>left</answer>"), "left"),
     "trl": ({"prompt": WHERE, "images": ["cat.png"], "completion": "left"}, "left"),
     "problem": ({"problem": WHERE, "images": ["cat.png"], "answer": "left"}, "left"),
     "questions": ({"question": WHERE, "image": "cat.png", "answer": "left"}, "left"),
@@ -124,9 +96,8 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("layout", QUESTIONS)
-def test_questions_of_every_layout(layout, picture, jsonl, tmp_path):
+def test_questions_of_every_layout(layout, jsonl, tmp_path):
     row, answer = QUESTIONS[layout]
-    picture("cat.png")
     path = jsonl(row)
     assert (guess(path).layout, guess(path).data_set) == (layout, "qa_jsonl")
     [prompt] = load("qa_jsonl", "datasets")(path)
@@ -152,9 +123,8 @@ TRL_PAIRS = {
 
 
 @pytest.mark.parametrize("name", TRL_PAIRS)
-def test_pairs_as_trl_writes_them(name, picture, jsonl):
+def test_pairs_as_trl_writes_them(name, jsonl):
     row, layout = TRL_PAIRS[name]
-    picture("cat.png")
     path = jsonl(row)
     assert [one.name for one in candidates(look_at(path, {}))] == [layout]
     [prompt] = load("qa_jsonl", "datasets")(path)
@@ -170,13 +140,9 @@ def test_pairs_of_pictures_and_pairs_of_other_questions_are_no_pairs_of_texts(js
         load("qa_jsonl", "datasets")(jsonl(row))
 
 
-def test_columns_of_any_layout_may_have_other_names(picture, jsonl):
-    picture("cat.png")
+def test_columns_of_any_layout_may_have_other_names(jsonl):
     path = jsonl({"chat": [SWIFT_ASKS], "pics": ["cat.png"], "label": FOUR, "messages": "a note"})
-    with pytest.raises(
-        ValueError, match=r"has none of the layouts that are known \(chat, label, messages, pics\): .*columns.question"
-    ):
-        guess(path)
+    refused(r"has none of the layouts that are known \(chat, label, messages, pics\): .*columns.question", guess, path)
     columns = {"messages": "chat", "images": "pics", "solution": "label"}
     assert guess(path, columns).layout == "messages"
     [prompt] = load("grounding_jsonl", "datasets")(path, columns=columns)
@@ -187,18 +153,12 @@ def test_columns_of_any_layout_may_have_other_names(picture, jsonl):
         load("grounding_jsonl", "datasets")(path, columns=columns | {"colour": "red"})
 
 
-def test_two_layouts_are_refused_and_both_are_named(picture, jsonl):
-    picture("cat.png")
+def test_two_layouts_are_refused_and_both_are_named(jsonl):
     path = jsonl({"image": "cat.png", "messages": OPENAI[1:], "conversations": [LLAVA_ASKS]})
-    with pytest.raises(
-        ValueError, match=r'may be messages or llava: say which, with --as messages or --as llava .*layout = "messages"'
-    ):
-        guess(path)
-    with pytest.raises(ValueError, match="may be messages or llava"):
-        load("grounding_jsonl", "datasets")(path)
+    refused(r'may be messages or llava: say which, with --as messages or --as llava .*layout = "messages"', guess, path)
+    refused("may be messages or llava", load("grounding_jsonl", "datasets"), path)
     both = jsonl({"image": "cat.png", "question": WHERE, "box": FOUR, "answer": "left"}, name="both.jsonl")
-    with pytest.raises(ValueError, match="may be boxes or questions"):
-        guess(both)
+    refused("may be boxes or questions", guess, both)
     assert guess(both, name="boxes").data_set == "grounding_jsonl"
     assert load("grounding_jsonl", "datasets")(both)[0].answer == BOX
     assert load("qa_jsonl", "datasets")(both)[0].answer == "left"
@@ -207,14 +167,12 @@ def test_two_layouts_are_refused_and_both_are_named(picture, jsonl):
 def test_a_layout_that_does_not_exist_or_is_another_data_sets(jsonl):
     path = jsonl({"prompt": "a red fox"})
     assert guess(path).data_set == "prompts"
-    with pytest.raises(ValueError, match="no layout is called 'lava': choose one of boxes, "):
-        guess(path, name="lava")
+    refused("no layout is called 'lava': choose one of boxes, ", guess, path, name="lava")
     with pytest.raises(ValueError, match="the data set qa_jsonl does not read the layout coco: use questions"):
         load("qa_jsonl", "datasets")(path, layout="coco")
 
 
-def test_several_turns_are_refused_or_become_rows(picture, jsonl, tmp_path):
-    picture("cat.png")
+def test_several_turns_are_refused_or_become_rows(jsonl, tmp_path):
     more = [{"from": "gpt", "value": "left"}, {"from": "human", "value": "How many legs?"}, {"from": "gpt", "value": "4"}]
     path = jsonl({"id": "7", "image": "cat.png", "conversations": [LLAVA_ASKS, *more]})
     with pytest.raises(
@@ -245,12 +203,10 @@ TURNS = {
 def test_turns_that_are_no_question_are_named_by_line(name, jsonl):
     turns, words = TURNS[name]
     path = jsonl({"messages": [{"role": "user", "content": "fine"}], "answer": 1}, {"messages": turns, "answer": 1})
-    with pytest.raises(ValueError, match=rf"boxes\.jsonl:2: {words}"):
-        load("qa_jsonl", "datasets")(path)
+    refused(rf"boxes\.jsonl:2: {words}", load("qa_jsonl", "datasets"), path)
 
 
 def test_pictures_inside_a_text(tmp_path, jsonl):
-    Image.new("RGB", (64, 48), "red").save(tmp_path / "cat.png")
     inside = "data:image/png;base64," + base64.b64encode((tmp_path / "cat.png").read_bytes()).decode()
     parts = [{"type": "image_url", "image_url": {"url": inside}}, {"type": "text", "text": "Which colour?"}]
     rows = [{"messages": [{"role": "user", "content": parts}], "answer": "red"}]
@@ -260,22 +216,18 @@ def test_pictures_inside_a_text(tmp_path, jsonl):
     with pytest.raises(ValueError, match=r"boxes\.jsonl:1: the picture 'data:image/png;base64,\*\*\*'\.\. is not base64"):
         load("qa_jsonl", "datasets")(jsonl(*rows))
     parts[0]["image_url"]["url"] = "https://example.com/cat.png"
-    with pytest.raises(ValueError, match=r"boxes\.jsonl:1: .*is a URL, and URLs are not fetched"):
-        load("qa_jsonl", "datasets")(jsonl(*rows))
+    refused(r"boxes\.jsonl:1: .*is a URL, and URLs are not fetched", load("qa_jsonl", "datasets"), jsonl(*rows))
 
 
-def test_media_that_a_turn_and_a_column_name_are_refused(picture, jsonl):
-    picture("cat.png")
+def test_media_that_a_turn_and_a_column_name_are_refused(jsonl):
     with pytest.raises(ValueError, match="both the turn and a column name images: leave one of them out"):
         load("grounding_jsonl", "datasets")(jsonl({"messages": OPENAI, "images": ["cat.png"]}))
 
 
-def test_a_turn_names_all_of_its_pictures_or_none(picture, jsonl):
-    picture("cat.png")
+def test_a_turn_names_all_of_its_pictures_or_none(jsonl):
     parts = [{"type": "image", "image": "cat.png"}, {"type": "image"}, {"type": "text", "text": "Which is larger?"}]
     row = {"messages": [{"role": "user", "content": parts}], "answer": "the first"}
-    with pytest.raises(ValueError, match="1 of 2 images in the turn have no source: name all or none"):
-        load("qa_jsonl", "datasets")(jsonl(row))
+    refused("1 of 2 images in the turn have no source: name all or none", load("qa_jsonl", "datasets"), jsonl(row))
     parts[1]["image"] = "cat.png"
     [prompt] = load("qa_jsonl", "datasets")(jsonl(row))
     assert len(prompt.media) == 2
@@ -293,8 +245,7 @@ def test_every_layout_says_what_it_is():
     assert {name for names in NAMES.values() for name in names} <= set(LAYOUTS)
 
 
-def test_a_layout_with_columns_of_other_names_is_one_entry(picture, jsonl, tmp_path, monkeypatch):
-    picture("cat.png")
+def test_a_layout_with_columns_of_other_names_is_one_entry(jsonl, tmp_path, monkeypatch):
     screens = DataLayout("screens", "buttons", lambda look: look.has("click", "at"), ("click",), Columns("click", ("at",)))
     monkeypatch.setitem(LAYOUTS, "screens", screens)
     monkeypatch.setitem(NAMES, "grounding_jsonl", (*NAMES["grounding_jsonl"], "screens"))

@@ -1,4 +1,4 @@
-"""Zooming into pictures and drawing on them, in the boxes' own space."""
+"""Tools that look closer: zooming into pictures and drawing on them in the boxes' own space, and frames at times asked for."""
 
 from pathlib import Path
 
@@ -8,8 +8,10 @@ from PIL import Image
 
 from mmrl.answers.boxes.box import Space
 from mmrl.answers.calls import CallError
-from mmrl.core.samples import MediaSize
-from mmrl.data.tools.pictures import Corners, Mark, clip, draw, zoom
+from mmrl.core.samples import MediaSize, Video
+from mmrl.data.tools.pictures import Corners, Mark, clip, draw, frames, zoom
+from tests.support.refused import refused
+from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, uneven, write_video
 
 
 @pytest.fixture(scope="module")
@@ -63,28 +65,24 @@ def test_a_box_is_clipped_and_takes_pixels_that_it_touches(picture: Image.Image)
     ],
 )
 def test_a_box_that_shows_nothing_is_refused_in_a_sentence(picture: Image.Image, corners: Corners, message: str):
-    with pytest.raises(CallError, match=message):
-        zoom(picture, corners, "pixel")
+    refused(message, zoom, picture, corners, "pixel", error=CallError)
 
 
 def test_the_smallest_and_the_longest_box_that_pass(picture: Image.Image):
     assert zoom(picture, (0, 0, 28, 28), "pixel").size == (28, 28)
     assert clip((0, 0, 2800, 28), 5000, 5000) == (0, 0, 2800, 28)
-    with pytest.raises(CallError, match="101 times as long as wide, and may be 100 times"):
-        clip((0, 0, 2829, 28), 5000, 5000)
+    refused("101 times as long as wide, and may be 100 times", clip, (0, 0, 2829, 28), 5000, 5000, error=CallError)
 
 
 def test_pixels_as_the_model_saw_them_need_its_size(picture: Image.Image):
     for tool in (lambda: zoom(picture, (1, 1, 20, 20), "resized"), lambda: draw(picture, [], "resized")):
-        with pytest.raises(ValueError, match="give the tool its MediaSize"):
-            tool()
+        refused("give the tool its MediaSize", tool)
 
 
 def test_a_broken_file_is_no_mistake_of_the_models(tmp_path: Path, picture: Image.Image):
     picture.save(tmp_path / "cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:200])
-    with pytest.raises(ValueError, match="broken or cut short") as caught:
-        zoom(str(tmp_path / "cut.png"), (0, 0, 50, 50), "pixel")
+    caught = refused("broken or cut short", zoom, str(tmp_path / "cut.png"), (0, 0, 50, 50), "pixel")
     assert not isinstance(caught.value, CallError)
 
 
@@ -136,5 +134,63 @@ def test_marks_outside_are_refused(picture: Image.Image, numbers: tuple[float, .
 
 def test_there_may_be_a_hundred_marks(picture: Image.Image):
     draw(picture, [Mark("point", (0, 0))] * 100, "pixel")
-    with pytest.raises(CallError, match="101 marks are to be drawn, and may be 100"):
-        draw(picture, [Mark("point", (0, 0))] * 101, "pixel")
+    refused("101 marks are to be drawn, and may be 100", draw, picture, [Mark("point", (0, 0))] * 101, "pixel", error=CallError)
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Frame n shows n; 50 of them, 25 a second."""
+    return write_video(tmp_path_factory.mktemp("clips") / "even.mp4", even(50))
+
+
+def shown(video: Video, *times: float) -> list[int]:
+    return [read_number(np.asarray(picture)) for _, picture in frames(video, times)]
+
+
+def test_the_frame_at_a_time_is_the_one_on_the_screen(film: str):
+    assert shown(Video(film), 0.0, 0.039, 0.04, 1.0, 2.0) == [0, 0, 1, 25, 49]
+
+
+def test_frames_come_as_they_were_asked_for_in_the_size_of_the_file(film: str):
+    assert shown(Video(film), 1.0, 0.4, 1.0) == [25, 10, 25]
+    [(moment, picture)] = frames(Video(film), [1.019])
+    assert moment == pytest.approx(1.0) and picture.size == (WIDTH, HEIGHT) and picture.mode == "RGB"
+
+
+def test_times_count_from_the_part_that_is_shown(film: str):
+    part = Video(film, start=1.0, end=1.6)
+    assert shown(part, 0.0, 0.2, 0.6) == [25, 30, 39]
+    refused(r"the clip lasts from 0 to 0\.60 s, and a time outside of it", frames, part, [0.7], error=CallError)
+
+
+def test_uneven_clips_have_their_own_times(tmp_path: Path):
+    times = uneven(30, 1)
+    path = write_video(tmp_path / "uneven.mkv", times)
+    assert shown(Video(path), times[7] + 0.002, times[20] + 0.002) == [7, 20]
+
+
+def test_pictures_in_a_row_are_a_clip(tmp_path: Path):
+    for i in range(6):
+        Image.fromarray(numbered(i)).save(tmp_path / f"{i}.png")
+    row = Video(tuple(str(tmp_path / f"{i}.png") for i in range(6)), fps=2.0)
+    assert shown(row, 0.0, 1.4, 3.0) == [0, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([], "0 times are asked for: ask for 1 to 8"),
+        ([0.0] * 9, "9 times are asked for: ask for 1 to 8"),
+        ([-0.1], "a time outside of it is asked for"),
+        ([2.1], "a time outside of it is asked for"),
+        ([float("nan")], "a time outside of it is asked for"),
+    ],
+)
+def test_times_that_cannot_be_shown_are_refused_in_a_sentence(film: str, times: list[float], message: str):
+    refused(message, frames, Video(film), times, error=CallError)
+
+
+def test_a_file_that_is_no_clip_is_no_mistake_of_the_models(tmp_path: Path):
+    (tmp_path / "a.mp4").write_bytes(b"no clip")
+    caught = refused("cannot be opened", frames, Video(str(tmp_path / "a.mp4")), [0.0])
+    assert not isinstance(caught.value, CallError)
