@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmrl.app.run.launch import open_accelerator
+from mmrl.lab.tiny import byte_tokens
+from mmrl.lab.tiny.text import vlms
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -52,15 +56,10 @@ def test_the_minutes_are_kept(script, tmp_path):
 
 def test_what_hangs_is_broken_off(script, tmp_path):
     gpu = script("gpu")
-    session = gpu.Session(tmp_path, minutes=10.0)
-
-    def hang() -> dict:
+    with pytest.raises(TimeoutError, match="the minutes were over"), gpu.stopped_after(0.0):
         while True:
             pass
-
-    with pytest.raises(TimeoutError, match="the minutes were over"), gpu.stopped_after(0.0):
-        hang()
-    assert session.attempt(lambda: {"a": 1}) == {"a": 1}
+    assert gpu.Session(tmp_path, minutes=10.0).attempt(lambda: {"a": 1}) == {"a": 1}
 
 
 def test_pytest_s_own_count_is_the_result(script):
@@ -81,8 +80,6 @@ def test_peaks_of_known_cards(script):
 def test_layers_computed_again_are_not_needed(script, tmp_path):
     """The operations that an update needs are the same with checkpointing and without, but for the head, read again in F."""
     measures, models = script("gpu_measures"), script("gpu_models")
-    from mmrl.app.run.launch import open_accelerator
-
     card, sizes = measures.Card(open_accelerator()), replace(measures.TINY, prompts=2, picture=2)
     model = models.vlm(tmp_path / "vlm", card.device, True)
     off, on = (measures.text(card, model, sizes, checkpointing, "repeated")["tflop"] for checkpointing in (False, True))
@@ -92,9 +89,6 @@ def test_layers_computed_again_are_not_needed(script, tmp_path):
 
 def test_models_have_their_published_sizes(script, tmp_path):
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    from mmrl.lab.tiny import byte_tokens
-    from mmrl.lab.tiny.text import vlms
 
     models = script("gpu_models")
     vlms.build("qwen2_5_vl", tmp_path)
@@ -110,8 +104,6 @@ def test_models_have_their_published_sizes(script, tmp_path):
 
 def test_the_vocabulary_is_filled_and_every_token_can_be_written(script, tmp_path):
     from transformers import AutoProcessor
-
-    from mmrl.lab.tiny.text import vlms
 
     vlms.build("qwen2_5_vl", tmp_path)
     before = AutoProcessor.from_pretrained(tmp_path).tokenizer

@@ -1,6 +1,7 @@
 """Tables of docs/measurements.md: who writes them, where they stand, and the figures that stand in them."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,23 +34,18 @@ def test_sides_take_turns(sides):
 
 def test_a_side_that_fails_says_why(sides):
     module, file, order = sides
-    with pytest.raises(SystemExit, match="broken failed:\nnothing works"):
-        module.take_turns(file, ["broken"], [str(order)], rounds=1)
-    with pytest.raises(SystemExit, match="broken failed:\nnothing works"):
-        module.side_by_side(file, ["a", "broken"], [str(order)])
+    for compare in (partial(module.take_turns, rounds=1), module.side_by_side):
+        with pytest.raises(SystemExit, match="broken failed:\nnothing works"):
+            compare(file, ["a", "broken"], [str(order)])
 
 
-def test_the_slope_is_the_power(script):
+def test_the_slope_is_the_power_or_what_one_more_sample_costs(script):
     slope = script("sides").slope
     xs = [1.0, 2.0, 4.0, 8.0]
     assert slope(xs, [3 * x**1.5 for x in xs]) == pytest.approx(1.5)
     assert slope(xs, [7.0] * 4) == pytest.approx(0.0)
-
-
-def test_what_one_more_sample_costs(script):
-    scaling = script("vlm_scaling")
     seconds = {(100, g, 32): 1.0 + 0.25 * g for g in (2, 4, 16)}
-    assert scaling.per_sample(seconds, 100, [2, 4, 16], 32) == pytest.approx(0.25)
+    assert script("vlm_scaling").per_sample(seconds, 100, [2, 4, 16], 32) == pytest.approx(0.25)
 
 
 def test_a_table_replaces_its_own_place_only(script):
@@ -85,8 +81,7 @@ def test_the_page_has_one_place_per_table_and_no_other(script):
     tables = script("write_tables")
     places = [match["name"] for match in tables.MARKS.finditer(tables.PAGE.read_text())]
     assert sorted(places) == sorted([*tables.TABLES, "gpu"])
-    minutes = sum(table.minutes for table in tables.TABLES.values() if table.by_default)
-    assert minutes <= 28
+    assert sum(table.minutes for table in tables.TABLES.values() if table.by_default) <= 28, "minutes"
 
 
 def test_a_card_s_table_goes_into_the_page(script, tmp_path):

@@ -1,6 +1,8 @@
 """One process pays for nothing; of several, all do the same things equally often."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,22 +19,13 @@ def test_one_process_waits_for_nobody():
     assert (ranks.most(3), ranks.forwards(3), ranks.passes(0), ranks.anyone(False)) == (3, 3, 0, False)
 
 
-@dataclass
-class Loud(FakeAccelerator):
-    """An accelerator whose other process says `other` whenever tensors are gathered."""
-
-    other: int = 0
-    kind: str = "MULTI_GPU"
-
-    def __post_init__(self) -> None:
-        super().__init__(2, self.kind)
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([tensor, torch.full_like(tensor, self.other)])
+def loud(kind: str = "MULTI_GPU", **more: Any) -> FakeAccelerator:
+    """An accelerator whose other process says 5 whenever tensors are gathered."""
+    return FakeAccelerator(2, kind, gather=lambda x: torch.cat([x, torch.full_like(x, 5)]), **more)
 
 
 def test_replicas_talk_where_there_is_a_gradient():
-    ranks = Ranks(Loud(other=5))
+    ranks = Ranks(loud())
     assert ranks.forwards(3) == 5
     with torch.no_grad():
         assert ranks.forwards(3) == 3
@@ -41,9 +34,9 @@ def test_replicas_talk_where_there_is_a_gradient():
 
 @pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
 def test_shards_talk_at_every_forward(kind: str):
-    accelerator = Loud(other=5, kind=kind)
-    accelerator.deepspeed_plugin = type("PlugIn", (), {"deepspeed_config": {"zero_optimization": {"stage": 3}}})
-    assert is_sharded(accelerator) and not is_sharded(Loud(kind="MULTI_GPU"))
+    plugin = SimpleNamespace(deepspeed_config={"zero_optimization": {"stage": 3}})
+    accelerator = loud(kind, deepspeed_plugin=plugin)
+    assert is_sharded(accelerator) and not is_sharded(loud())
     ranks = Ranks(accelerator)
     with torch.no_grad():
         assert (ranks.forwards(3), ranks.passes(0), ranks.anyone(False)) == (5, 5, True)
@@ -87,20 +80,8 @@ def test_what_was_recorded_is_seen_on_one_process_as_on_two():
         torch.testing.assert_close(seen, noted[ROLLOUT_LOGPROBS], equal_nan=True)
 
 
-def test_what_one_process_did_not_record_is_seen_by_none():
-    class Uneven(Second):
-        """The first of the two recorded nothing, in longer rows."""
-
-        def gather(self, x):
-            return [replace(rollouts(2, 5), trace=NoTrace()), x] if isinstance(x, Rollouts) else [x, x]
-
-    own = replace(rollouts(3, 2), recorded={ROLLOUT_LOGPROBS: torch.zeros(3, 2)})
-    everyone, mine = Uneven().all_rows(own)
-    assert (everyone.recorded, mine, everyone.action_mask.shape) == ({}, slice(2, 5), (5, 5))
-
-
 class Uneven(Second):
-    """The first process has longer rows, and nodes that rows share."""
+    """The first process has other rows."""
 
     def __init__(self, other: Rollouts) -> None:
         super().__init__()
@@ -108,6 +89,12 @@ class Uneven(Second):
 
     def gather(self, x):
         return [self.other, x] if isinstance(x, Rollouts) else [x, x]
+
+
+def test_what_one_process_did_not_record_is_seen_by_none():
+    own = replace(rollouts(3, 2), recorded={ROLLOUT_LOGPROBS: torch.zeros(3, 2)})
+    everyone, mine = Uneven(replace(rollouts(2, 5), trace=NoTrace())).all_rows(own)
+    assert (everyone.recorded, mine, everyone.action_mask.shape) == ({}, slice(2, 5), (5, 5))
 
 
 def test_rows_of_all_processes_are_made_equally_long():
@@ -119,25 +106,12 @@ def test_rows_of_all_processes_are_made_equally_long():
     assert everyone.node_ids is not None and everyone.node_ids.tolist() == [[4, 5, 6], [4, 5, 7], [8, 9, 0]]
 
 
-class Farewell(FakeAccelerator):
-    """Notes whom it waits for and that it ends."""
-
-    def __init__(self, world: int) -> None:
-        super().__init__(world)
-        self.done: list[str] = []
-
-    def wait_for_everyone(self) -> None:
-        self.done.append("wait")
-
-    def end_training(self) -> None:
-        self.done.append("end")
-
-
 @pytest.mark.parametrize(("world", "done"), [(1, []), (2, ["wait", "end"])])
 def test_only_several_processes_leave_together(world: int, done: list[str]):
-    accelerator = Farewell(world)
-    Ranks(accelerator).close()
-    assert accelerator.done == done
+    told = list[str]()
+    noting = {"wait_for_everyone": lambda: told.append("wait"), "end_training": lambda: told.append("end")}
+    Ranks(FakeAccelerator(world, **noting)).close()
+    assert told == done
 
 
 def test_prompts_that_do_not_divide_are_refused():
@@ -146,7 +120,11 @@ def test_prompts_that_do_not_divide_are_refused():
         Second().share_out([1, 2, 3])
 
 
-def test_a_problem_of_one_is_raised_by_all():
-    Ranks().agree(None)
-    with pytest.raises(ValueError, match="no room"):
-        Second().agree("no room")
+def test_a_problem_of_one_is_raised_by_all(monkeypatch: pytest.MonkeyPatch):
+    for ranks in (Ranks(), Second()):
+        ranks.agree(None)
+        with pytest.raises(ValueError, match="no room"):
+            ranks.agree("no room")
+    monkeypatch.setattr(Second, "gather", lambda ranks, x: ["of the first", x])
+    with pytest.raises(ValueError, match="of the first"):
+        Second().agree(None)

@@ -1,18 +1,18 @@
 """Runs that are made by one process and by several."""
 
-HERE = "tests/processes"
+HERE = "tests/processes/mixed.py"
 SGD = ["optimizer.kind=sgd", "optimizer.lr=0.05"]
-REWARD = [f"reward=[{{use='{HERE}/mixed_reward.py'}}]"]
-DATA = f"data={{use='{HERE}/mixed_prompts.py', folder='OUT'}}"
-SIZED = f"data={{use='{HERE}/mixed_sizes.py'}}"
+REWARD = [f"reward=[{{use='{HERE}:Reward'}}]"]
+DATA = f"data={{use='{HERE}:prompts', folder='OUT'}}"
+SIZED = f"data={{use='{HERE}:sizes'}}"
 MIXED = ["tiny/image", DATA, "policy.video.workers=0", "evaluation.num_prompts=0"]
-UNSEEING = f"data={{use='{HERE}/mixed_prompts.py', folder='OUT', kinds=['both', 'text'], dead=2}}"
+UNSEEING = f"data={{use='{HERE}:prompts', folder='OUT', kinds=['both', 'text'], dead=2}}"
 DAPO = ["algorithm.preset=dapo", "algorithm.minibatches=1"]
 LORA = ["policy.lora.rank=2", "policy.lora.alpha=4"]
 TEAM = [*MIXED, *REWARD, *SGD, "policy.gradient_checkpointing=true", "micro_batch=200"]
 STOPS = f"policy.sampling.stop={[chr(code) for code in range(33, 127) if chr(code) not in chr(34) + chr(39) + chr(92)]}"
 """So many texts end a turn that a random model is rarely cut."""
-WORLDS = [f"environment.use={HERE}/mixed_worlds.py:answer", "environment.limits.turns=3", "policy.rollout_rows=3", STOPS]
+WORLDS = [f"environment.use={HERE}:answer", "environment.limits.turns=3", "policy.rollout_rows=3", STOPS]
 FLOW = ["tiny/flow", SIZED, *REWARD, *SGD, "steps=3", "evaluate_every=3", "policy.forward_rows=3"]
 CASES: dict[str, list[str]] = {
     # five held-out prompts in batches of two: three calls on one process, two on the other

@@ -1,7 +1,8 @@
-"""Two processes are one: the same rewards, advantages, weights and files, replicated (DDP) and sharded (FSDP2)."""
+"""Two processes are one, replicated (DDP) and sharded (FSDP2), and so is another device: the same numbers, weights and files."""
 
 import math
 import shutil
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,10 +15,11 @@ from mmrl.app.commands import train as jobs
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoints.save import Checkpoints
-from tests.processes.cases import BREADTH, CASES, SAMPLERS
+from tests.processes.cases import BREADTH, CASES, ON_CARD, SAMPLERS, WRITERS
 from tests.processes.ran import Ran, distance, run_alone
 from tests.processes.run_cases import trained
-from tests.support.launcher import KINDS, Kind, both, results
+from tests.support.each import for_each
+from tests.support.launcher import KINDS, Kind, both, forked, results
 
 pytestmark = pytest.mark.slow
 COMPARED = ("text", "flow", "unseeing", "probes", "team")
@@ -180,19 +182,11 @@ def test_a_run_goes_on_with_rows_that_are_read_together_and_back(tmp_path: Path,
 
 
 @pytest.mark.evidence
-def test_methods_whose_rows_are_read_together_equal_one_process(tmp_path: Path):
-    one = run_alone(tmp_path / "one", BREADTH)
-    two = Ran(tmp_path / "two", results("tests.processes.run_cases", "replicated", tmp_path / "two", *BREADTH))
-    for case in BREADTH:
-        torch.testing.assert_close(two.rows(case), one.rows(case), atol=0, rtol=0, equal_nan=True)
-        assert distance(two.weights(case), one.weights(case)) < 1e-5
-
-
-@pytest.mark.evidence
-def test_two_processes_draw_for_a_writer_as_one_does(tmp_path: Path):
-    one = run_alone(tmp_path / "one", ["writer", "easel"])
-    two = Ran(tmp_path / "two", results("tests.processes.run_cases", "replicated", tmp_path / "two", "writer", "easel"))
-    for case in ("writer", "easel"):
+@pytest.mark.parametrize("cases", [BREADTH, WRITERS], ids=["methods whose rows are read together", "what is drawn for a writer"])
+def test_two_processes_equal_one_in_breadth(cases: dict[str, list[str]], tmp_path: Path):
+    one = run_alone(tmp_path / "one", cases)
+    two = Ran(tmp_path / "two", results("tests.processes.run_cases", "replicated", tmp_path / "two", *cases))
+    for case in cases:
         torch.testing.assert_close(two.rows(case), one.rows(case), atol=0, rtol=0, equal_nan=True)
         assert distance(two.weights(case), one.weights(case)) < 1e-5
 
@@ -208,3 +202,41 @@ def test_a_sampler_that_learns_draws_and_remembers_as_in_one_process(alone: Ran,
     assert [memory(two / "bandit", step) for step in range(1, 5)] == states
     assert states[0]["memory"] != states[-1]["memory"], "it has learned something"
     assert memory(two / "begun_bandit_short", 4) == states[-1], "a run of one process goes on in two"
+
+
+TABLE = Path(__file__).with_name("looks.toml")
+
+
+@pytest.fixture(scope="module")
+def on_card(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """What one process leaves of all cases, on either device."""
+    out = tmp_path_factory.mktemp("card")
+    words = [f"{case}=image" if case == "resumed" else case for case in ON_CARD]
+    done = forked("tests.processes.run_on_card", out, *words, processes=1, MMRL_CACHE=str(cache))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out
+
+
+@for_each("case", ON_CARD)
+def test_a_step_on_another_device_gives_the_same_numbers(on_card: Path, case: str):
+    ours, theirs = (torch.load(on_card / device / f"{case}.pt", weights_only=True) for device in ("cpu", "card"))
+    assert len(ours["steps"]) == len(theirs["steps"]) > 0
+    for a, b in zip(ours["steps"], theirs["steps"], strict=True):
+        torch.testing.assert_close(b, a, atol=0, rtol=0, equal_nan=True)
+    moved, gap = distance(theirs["weights"], theirs["before"]), distance(theirs["weights"], ours["weights"])
+    assert moved > 1e-5
+    assert gap < min(1e-4, moved / 10), f"weights moved by {moved:.1e} and differ by {gap:.1e}"
+
+
+@for_each("case", ON_CARD)
+def test_the_host_waits_no_more_than_it_did(on_card: Path, case: str):
+    known, found = (tomllib.loads(path.read_text())[case] for path in (TABLE, on_card / "looks.toml"))
+    more = [
+        f"{place} {known[kind].get(place, 0)} -> {n}"
+        for kind in found
+        for place, n in found[kind].items()
+        if n > known[kind].get(place, 0)
+    ]
+    gone = [place for kind in known for place in known[kind] if place not in found[kind]]
+    assert not more, f"the host waits for the card more often: {'; '.join(more)}"
+    assert not gone, f"the host waits no more at {'; '.join(gone)}: take {on_card / 'looks.toml'} as {TABLE.name}"

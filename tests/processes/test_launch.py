@@ -1,4 +1,4 @@
-"""Launches that would silently train something else are refused with a sentence; so are two runs in one folder."""
+"""Launches that would silently train something else are refused with a sentence; one process that fails ends all of them."""
 
 import subprocess
 import sys
@@ -20,6 +20,7 @@ from mmrl.policies.shared.sharding import refuse_settings, refuse_unknown
 from mmrl.runtime.accelerator import is_sharded
 from tests.support.each import for_each
 from tests.support.fakes import FakeAccelerator as Fake
+from tests.support.launcher import started
 
 FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"
 
@@ -88,28 +89,17 @@ def test_what_accelerate_was_asked_for(command: str, expected: int):
 @pytest.mark.parametrize(
     ("found", "environment", "message"),
     [
-        (
-            Fake(2, "MULTI_CPU"),
-            {"ACCELERATE_USE_FSDP": "true"},
-            "FSDP was asked for, but accelerate ignores it on CPUs",
-        ),
+        (Fake(2, "MULTI_CPU"), {"ACCELERATE_USE_FSDP": "true"}, "FSDP was asked for, but accelerate ignores it on CPUs"),
         (Fake(1, "NO"), {"ACCELERATE_USE_FSDP": "true"}, "nothing would be sharded"),
-        (
-            Fake(2, "MULTI_CPU"),
-            {"ACCELERATE_USE_DEEPSPEED": "true"},
-            "DeepSpeed was asked for, but accelerate ignores it",
-        ),
+        (Fake(2, "MULTI_CPU"), {"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed was asked for, but accelerate ignores it"),
         (Fake(2, "MULTI_GPU", mixed_precision="bf16"), {}, "mixed precision 'bf16'.*policy.dtype"),
         (Fake(2, "MULTI_GPU", gradient_accumulation_steps=4), {}, "gradient_accumulation_steps = 4"),
     ],
 )
 def test_what_accelerate_would_change(found: Any, environment: dict[str, str], message: str):
+    launch.check_launch(Fake(2, "FSDP"), {"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"})
     with pytest.raises(ValueError, match=message):
         launch.check_launch(found, environment)
-
-
-def test_sharding_that_happens_is_no_fault():
-    launch.check_launch(Fake(2, "FSDP"), {"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"})
 
 
 def test_engines_are_refused_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch):
@@ -150,12 +140,6 @@ def test_processes_with_other_settings_are_named():
         launch.check_same(Neighbours(1, [same | {"steps": "4"}]), resolved)
 
 
-def test_a_problem_of_one_process_is_raised_on_all():
-    Neighbours(0, [None]).agree(None)
-    with pytest.raises(ValueError, match="theirs"):
-        Neighbours(0, ["theirs"]).agree(None)
-
-
 def test_two_runs_do_not_share_a_folder(tmp_path: Path):
     lock = f"import fcntl; file = open({str(tmp_path / '.lock')!r}, 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
     code = f"{lock}; print(flush=True); input()"
@@ -177,18 +161,14 @@ def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, mo
     ranks = Neighbours(rank, [None])
     monkeypatch.setattr(building, "Ranks", lambda *_: ranks)
     monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("far enough"))
-    loaders = ("load_rewards", "load_prompts", "small_models")
-    for name in loaders:
+    for name in ("load_rewards", "load_prompts", "small_models"):
         real = getattr(building, name)
         monkeypatch.setattr(building, name, lambda *a, name=name, real=real: (ranks.log.append(name), real(*a))[1])
     resolved = configs.load("tiny/image", ["policy.box_space=norm1000"])
     with pytest.raises(pytest.fail.Exception, match="far enough"):
         building.build(resolved, accelerator=object())
-    loading, making = ["load_rewards", "load_prompts", "load_prompts"], ["small_models"]
-    if rank == 0:
-        assert ranks.log == [*making, "wait", *loading, "wait", *making, "wait"]
-    else:
-        assert ranks.log == ["wait", *making, "wait", *loading, "wait", *making]
+    between = ["small_models", "wait", "load_rewards", "load_prompts", "load_prompts", "wait", "small_models"]
+    assert ranks.log == ["wait"] * rank + between + ["wait"] * (1 - rank)
 
 
 @for_each("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
@@ -228,3 +208,33 @@ def test_scripts_are_shell(file: Path):
 
 def test_they_are_no_runs():
     assert not [listed.name for listed in catalog("configs") if listed.name.startswith("accelerate")]
+
+
+FILE = "tests/processes/breaks.py"
+RUN = ["train", "tiny/image", f"data={{use='{FILE}:load'}}", f"reward=[{{use='{FILE}:Reward'}}]", "evaluation.num_prompts=0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("breaks", "words"),
+    [
+        pytest.param(
+            "data", ["1 of 2: command line: data: ", "raised KeyError: 'the column of process 1'"], marks=pytest.mark.evidence
+        ),
+        ("reward", ["1 of 2: step 1", "the judge of process 1 is gone"]),
+    ],
+)
+def test_one_process_fails_and_all_end(tmp_path: Path, breaks: str, words: list[str]):
+    done = started("mmrl", *RUN, f"output='{tmp_path / 'run'}'", BREAKS=breaks, MMRL_CACHE=str(tmp_path))
+    assert done.returncode != 0
+    assert f"mmrl, process {words[0]}" in done.stderr and words[1] in done.stderr, done.stderr[-3000:]
+    others = [line for line in done.stderr.splitlines() if line.startswith("mmrl, process 0 of 2")]
+    assert all("stopped because another process did" in line for line in others), others
+
+
+@pytest.mark.evidence
+def test_two_processes_leave_in_peace(tmp_path: Path):
+    done = started("mmrl", *RUN, f"output='{tmp_path / 'run'}'", MMRL_CACHE=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert done.stderr.count("report: ") == 1
