@@ -16,7 +16,7 @@ import httpx
 
 from mmrl import Group, Prompt, Sample
 from mmrl.serving import wire
-from tests.attacks.attack import BrokenError, expect_clean, limit_memory
+from tests.attacks.attack import expect_clean, limit_memory
 
 TOKEN = "tok-0123456789abcdef"
 REWARDS = """
@@ -98,7 +98,7 @@ class Running:
         try:
             return self.process.wait(15)
         except subprocess.TimeoutExpired:
-            raise BrokenError("the server did not stop within 15 s") from None
+            raise AssertionError("the server did not stop within 15 s") from None
 
 
 @contextmanager
@@ -121,17 +121,16 @@ def running(folder: Path, limits: str = "", before: Callable[[], None] = limit_m
     try:
         assert process.stdout is not None
         found = re.search(r"http://([^:]+):(\d+)/", process.stdout.readline())
-        if found is None:
-            raise BrokenError("the server did not say where it listens")
+        assert found is not None, "the server did not say where it listens"
         server = Running((found[1], int(found[2])), process, folder)
         yield server
         if process.poll() is None:
             reply = server.post("length", wire.pack_group(a_group("abc")))
-            if reply.status_code != 200 or wire.unpack_reply(reply.content).values != (3.0,):
-                raise BrokenError(f"afterwards the server answered {reply.status_code}: {reply.text[:200]}")
+            assert reply.status_code == 200 and wire.unpack_reply(reply.content).values == (3.0,), (
+                f"afterwards the server answered {reply.status_code}: {reply.text[:200]}"
+            )
         said = server.said()
-        if "Traceback" in said or TOKEN in said:
-            raise BrokenError(f"the server wrote {said[-300:]!r}")
+        assert "Traceback" not in said and TOKEN not in said, f"the server wrote {said[-300:]!r}"
         expect_clean(said)
     finally:
         process.kill()
@@ -157,8 +156,7 @@ def head(method: str, path: str, *headers: str, token: str | None = TOKEN) -> by
 
 def expect_status(answer: bytes, *codes: int) -> str:
     found = re.match(rb"HTTP/1\.1 (\d+)", answer)
-    if found is None or int(found[1]) not in codes:
-        raise BrokenError(f"answered {answer[:200]!r}")
+    assert found is not None and int(found[1]) in codes, f"answered {answer[:200]!r}"
     return f"answered {int(found[1])}"
 
 
@@ -174,7 +172,6 @@ def pour(address: tuple[str, int], start: bytes, codes: tuple[int, ...], chunked
                 connection.sendall(piece)
                 sent += len(piece)
         answer = read_all(connection) if sent < MANY else b""
-    if sent >= MANY:
-        raise BrokenError(f"{sent >> 20} MiB were read")
+    assert sent < MANY, f"{sent >> 20} MiB were read"
     # an answer that a reset overtook is lost, which is the sender's fault
     return (expect_status(answer, *codes) if answer else "closed") + f" after {sent >> 20} MiB"

@@ -23,13 +23,9 @@ def outcomes() -> dict[str, dict[str, str]]:
     return tomllib.loads(OUTCOMES.read_text(encoding="utf-8"))
 
 
-class BrokenError(AssertionError):
-    """The attack went through: what happened instead of the promise, in words."""
-
-
 @dataclass(frozen=True)
 class Attack:
-    """One attack. `run` gets an empty folder and returns the outcome in a few words; it raises BrokenError if mmrl fails."""
+    """One attack. `run` gets an empty folder and returns the outcome in a few words; an assertion fails if mmrl does."""
 
     area: str
     name: str
@@ -58,7 +54,7 @@ def run_mmrl(
     stdin: str = "",
     before: Callable[[], None] = limit_memory,
 ) -> Ended:
-    """Run `mmrl ARGUMENTS` in a folder, offline and with bounded memory; BrokenError after `limit_s` seconds.
+    """Run `mmrl ARGUMENTS` in a folder, offline and with bounded memory; AssertionError after `limit_s` seconds.
 
     Args:
         before: called in the new process, to limit it.
@@ -81,38 +77,31 @@ def run_mmrl(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise BrokenError(f"did not end within {limit_s:g} s") from None
+        raise AssertionError(f"did not end within {limit_s:g} s") from None
     return Ended(process.returncode, out, err, time.monotonic() - start)
 
 
 def expect_sentence(ended: Ended, *words: str) -> str:
     """Expect exit code 2 and one sentence on stderr that holds all `words`, without traceback or control characters."""
-    if ended.code != 2:
-        raise BrokenError(f"exit code {ended.code}: {ended.err[-300:]!r}")
-    if "Traceback" in ended.err:
-        raise BrokenError(f"a traceback: {ended.err[-300:]!r}")
+    assert ended.code == 2, f"exit code {ended.code}: {ended.err[-300:]!r}"
+    assert "Traceback" not in ended.err, f"a traceback: {ended.err[-300:]!r}"
     missing = [word for word in words if word not in ended.err]
-    if missing:
-        raise BrokenError(f"the message does not name {missing}: {ended.err[-300:]!r}")
+    assert not missing, f"the message does not name {missing}: {ended.err[-300:]!r}"
     expect_clean(ended.out + ended.err)
     message = ended.err.strip().splitlines()[-1]
-    if len(message) > LONGEST_MESSAGE:
-        raise BrokenError(f"a message of {len(message)} characters")
+    assert len(message) <= LONGEST_MESSAGE, f"a message of {len(message)} characters"
     return "refused"
 
 
 def expect_done(ended: Ended, *words: str) -> str:
     """Expect exit code 0 and output that holds all `words`."""
-    if ended.code != 0:
-        raise BrokenError(f"exit code {ended.code}: {ended.err[-300:]!r}")
+    assert ended.code == 0, f"exit code {ended.code}: {ended.err[-300:]!r}"
     missing = [word for word in words if word not in ended.out + ended.err]
-    if missing:
-        raise BrokenError(f"the output does not name {missing}: {(ended.out + ended.err)[-300:]!r}")
+    assert not missing, f"the output does not name {missing}: {(ended.out + ended.err)[-300:]!r}"
     return "done"
 
 
 def expect_clean(text: str) -> None:
     """Expect no control characters but line ends and tabs (colours are off where nobody looks)."""
     odd = {character for character in text if ord(character) < 32 and character not in "\n\r\t"}
-    if odd:
-        raise BrokenError(f"control characters reached the terminal: {sorted(map(ord, odd))}")
+    assert not odd, f"control characters reached the terminal: {sorted(map(ord, odd))}"

@@ -15,7 +15,7 @@ import torch
 from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoints import save as files
 from mmrl.training.checkpoints.save import Checkpoints
-from tests.attacks.attack import Attack, BrokenError
+from tests.attacks.attack import Attack
 
 OPERATIONS: dict[Any, tuple[str, ...]] = {
     os: ("fsync", "rename", "mkdir", "rmdir", "unlink", "open", "scandir"),
@@ -71,29 +71,27 @@ def killed_at_every_operation(again: bool, folder: Path) -> str:
     for number in range(1, MOST):
         place = Path(shutil.copytree(first, folder / f"at-{number}"))
         code = save_and_die(place, number, again)
-        if code not in (0, KILLED):
-            raise BrokenError(f"the save ended with {code} at operation {number}")
+        assert code in (0, KILLED), f"the save ended with {code} at operation {number}"
         found = Checkpoints(place, keep=1).recover()
         loaded = Checkpoints(place, keep=1).load()
         step = loaded["index"]
-        if step != found or step not in (1, 2) or not torch.equal(loaded["policy"]["w"], state(step)["policy"]["w"]):
-            raise BrokenError(f"killed at operation {number}, step {step} was found, or weights of another")
+        assert step == found and step in (1, 2) and torch.equal(loaded["policy"]["w"], state(step)["policy"]["w"]), (
+            f"killed at operation {number}, step {step} was found, or weights of another"
+        )
         Checkpoints(place, keep=1).save(3, state(3), Ranks())
         left = sorted(path.name for path in place.iterdir())
-        if left != ["step-3"]:
-            raise BrokenError(f"killed at operation {number}, {left} is left after the next save")
+        assert left == ["step-3"], f"killed at operation {number}, {left} is left after the next save"
         shutil.rmtree(place)
         if code == 0:
             return f"{number - 1} operations"
-    raise BrokenError(f"a save takes more than {MOST} operations")
+    raise AssertionError(f"a save takes more than {MOST} operations")
 
 
 def attack(again: bool, folder: Path) -> str:
     """The same in a process without threads, which may be forked."""
     words = [sys.executable, "-m", "tests.attacks.checkpoints", str(folder), *(["again"] if again else [])]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise BrokenError((done.stderr.strip().splitlines() or ["it failed"])[-1][-300:])
+    assert not done.returncode, (done.stderr.strip().splitlines() or ["it failed"])[-1][-300:]
     return done.stdout.strip()
 
 

@@ -21,7 +21,7 @@ from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.scorers.painting import ImagesServer, ServedPainter
-from tests.attacks.attack import LONGEST_MESSAGE, Attack, BrokenError, expect_clean
+from tests.attacks.attack import LONGEST_MESSAGE, Attack, expect_clean
 from tests.support.rude_servers import RUDE, Script, answers, echoes, hears_nothing, in_turn, rude
 
 DEADLINE_S = 0.6
@@ -69,7 +69,7 @@ os.environ.setdefault("ATTACK_KEY", KEY)
 
 
 def outcome_of(call: Callable[[], object]) -> Exception | object:
-    """What a call returns or raises; BrokenError if it is not over in time."""
+    """What a call returns or raises; AssertionError if it is not over in time."""
     found: list[object] = []
 
     def run() -> None:
@@ -81,19 +81,16 @@ def outcome_of(call: Callable[[], object]) -> Exception | object:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(LATE_S)
-    if not found:
-        raise BrokenError(f"the call was not over after {LATE_S:g} s, with a deadline of {DEADLINE_S:g} s")
+    assert found, f"the call was not over after {LATE_S:g} s, with a deadline of {DEADLINE_S:g} s"
     return found[0]
 
 
 def expect_error(outcome: object) -> str:
     """Expect one of the errors that are promised, as a clean sentence without the key."""
-    if not isinstance(outcome, ERRORS):
-        raise BrokenError(f"the outcome is {outcome!r}")
+    assert isinstance(outcome, ERRORS), f"the outcome is {outcome!r}"
     message = str(outcome)
     expect_clean(message)
-    if KEY in message or len(message) > LONGEST_MESSAGE or not message:
-        raise BrokenError(f"the message is {message[:300]!r}")
+    assert KEY not in message and len(message) <= LONGEST_MESSAGE and message, f"the message is {message[:300]!r}"
     return type(outcome).__name__
 
 
@@ -121,10 +118,8 @@ def keep_quiet(call: Call, script: Script, folder: Path) -> str:
     with rude(script) as server, overheard() as heard:
         outcome = outcome_of(lambda: call(server.url))
         seen = b"".join(server.requests)
-    if KEY.encode() not in seen:
-        raise BrokenError("the key was not sent at all")
-    if KEY in f"{outcome} {outcome!r} {heard.getvalue()}":
-        raise BrokenError("the key was shown")
+    assert KEY.encode() in seen, "the key was not sent at all"
+    assert KEY not in f"{outcome} {outcome!r} {heard.getvalue()}", "the key was shown"
     return "not shown"
 
 
@@ -138,8 +133,9 @@ def wrong_key(value: str, folder: Path) -> str:
             lambda: RemoteReward("http://127.0.0.1:9/length", token_env=name),
         ):
             outcome = outcome_of(make)
-            if not isinstance(outcome, ValueError) or "sk-" in str(outcome) or name not in str(outcome):
-                raise BrokenError(f"the outcome is {outcome!r}")
+            assert isinstance(outcome, ValueError) and "sk-" not in str(outcome) and name in str(outcome), (
+                f"the outcome is {outcome!r}"
+            )
     finally:
         del os.environ[name]
     return "refused"
@@ -153,16 +149,16 @@ def stripped_key(folder: Path) -> str:
             (request,) = server.requests
     finally:
         del os.environ["ATTACK_KEY_LINE"]
-    if f"Bearer {KEY}\r\n".encode() not in request:
-        raise BrokenError("the key was not sent as it is")
+    assert f"Bearer {KEY}\r\n".encode() in request, "the key was not sent as it is"
     return "sent without the line end"
 
 
 def wrong_address(url: str, folder: Path) -> str:
     for make in (lambda: Endpoint(url, "m"), lambda: RemoteReward(f"{url}/length")):
         outcome = outcome_of(make)
-        if not isinstance(outcome, ValueError) or "hunter2" in str(outcome) or not str(outcome).isprintable():
-            raise BrokenError(f"the outcome is {outcome!r}")
+        assert isinstance(outcome, ValueError) and "hunter2" not in str(outcome) and str(outcome).isprintable(), (
+            f"the outcome is {outcome!r}"
+        )
     return "refused"
 
 
@@ -171,10 +167,8 @@ def recover(call: Callable[[str, float], object], status: int, good: bytes, fold
     with rude(in_turn(answers(status, b"busy", "Retry-After: 0"), answers(200, good))) as server:
         outcome = outcome_of(lambda: call(server.url, 10.0))
         times = server.times
-    if isinstance(outcome, Exception) or len(times) != 2:
-        raise BrokenError(f"the outcome is {outcome!r} after {len(times)} requests")
-    if times[1] - times[0] < 1.0:
-        raise BrokenError(f"asked again after {times[1] - times[0]:.2f} s")
+    assert not isinstance(outcome, Exception) and len(times) == 2, f"the outcome is {outcome!r} after {len(times)} requests"
+    assert times[1] - times[0] >= 1.0, f"asked again after {times[1] - times[0]:.2f} s"
     return "asked again after a second"
 
 
@@ -193,8 +187,7 @@ def many_at_once(folder: Path) -> str:
     with rude(hears_nothing) as server:
         endpoint = Endpoint(server.url, "m", deadline_s=DEADLINE_S, concurrency=8)
         outcome = outcome_of(lambda: judge.ask(endpoint, [Question("x")] * 40))
-    if not isinstance(outcome, list) or not all(isinstance(one, JudgeError) for one in outcome):
-        raise BrokenError(f"the outcome is {outcome!r}")
+    assert isinstance(outcome, list) and all(isinstance(one, JudgeError) for one in outcome), f"the outcome is {outcome!r}"
     return "40 errors"
 
 

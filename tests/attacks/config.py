@@ -6,7 +6,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from tests.attacks.attack import Attack, BrokenError, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, expect_done, expect_sentence, run_mmrl
 from tests.refusals.table import TABLES, Refusal, refusals
 
 LONG = [
@@ -36,10 +36,8 @@ def refused(row: Refusal, folder: Path) -> str:
     """As in the tests' own process; `mmrl plan` finds what belongs to plug-ins, too."""
     ended = run_mmrl([VERBS.get(row.by, "plan"), row.config, *row.laid(folder)], folder)
     told = expect_sentence(ended)
-    if (folder / "run").exists() or list(folder.glob("runs/*")):
-        raise BrokenError("a run was begun")
-    if not re.search(row.pattern, ended.err):
-        raise BrokenError(f"the message does not hold {row.pattern!r}: {ended.err[-300:]!r}")
+    assert not (folder / "run").exists() and not list(folder.glob("runs/*")), "a run was begun"
+    assert re.search(row.pattern, ended.err), f"the message does not hold {row.pattern!r}: {ended.err[-300:]!r}"
     return told
 
 
@@ -67,8 +65,7 @@ def loop_as_output(folder: Path) -> str:
 def nothing_is_left(folder: Path) -> str:
     """A refused run makes no folder."""
     told = expect_sentence(run_mmrl(["train", "tiny/image", "optimizer.lr=nan"], folder), "optimizer.lr")
-    if list(folder.iterdir()):
-        raise BrokenError(f"a refused run left {[path.name for path in folder.iterdir()]}")
+    assert not list(folder.iterdir()), f"a refused run left {[path.name for path in folder.iterdir()]}"
     return told
 
 

@@ -5,7 +5,7 @@ import resource
 from functools import partial
 from pathlib import Path
 
-from tests.attacks.attack import Attack, BrokenError, expect_done, expect_sentence, limit_memory, run_mmrl
+from tests.attacks.attack import Attack, expect_done, expect_sentence, limit_memory, run_mmrl
 
 FULL = "bytes are free there): make room there, then "
 LIMIT = 3000
@@ -30,8 +30,7 @@ def limit_files() -> None:
 def no_halves(folder: Path) -> None:
     """Expect no file that is half written under another name."""
     left = [file.name for file in folder.rglob("*") if file.suffix in (".new", ".tmp", ".partial", ".gone")]
-    if left:
-        raise BrokenError(f"it left {left}")
+    assert not left, f"it left {left}"
 
 
 def while_training(calls: int, words: tuple[str, ...], folder: Path) -> str:
@@ -44,8 +43,9 @@ def while_training(calls: int, words: tuple[str, ...], folder: Path) -> str:
     (folder / "mine.py").write_text(REWARD.format(calls=10**9, limit=LIMIT))
     expect_done(run_mmrl(["train", "--resume", "run"], folder, limit_s=240))
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    if [line["step"] for line in lines if "reward/total" in line] != [1, 2, 3]:
-        raise BrokenError(f"afterwards the run holds the steps {[line['step'] for line in lines]}")
+    assert [line["step"] for line in lines if "reward/total" in line] == [1, 2, 3], (
+        f"afterwards the run holds the steps {[line['step'] for line in lines]}"
+    )
     return f"{outcome}, and resumed"
 
 
@@ -56,8 +56,7 @@ def command(arguments: tuple[str, ...], words: tuple[str, ...], folder: Path) ->
     (folder / "out.jsonl").write_text("old")
     outcome = expect_sentence(run_mmrl(list(arguments), folder, limit_s=120, before=limit_files), "out", FULL, *words)
     no_halves(folder)
-    if (folder / "out.jsonl").read_text() != "old":
-        raise BrokenError("the file that was there is gone")
+    assert (folder / "out.jsonl").read_text() == "old", "the file that was there is gone"
     return outcome
 
 

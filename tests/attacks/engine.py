@@ -19,7 +19,7 @@ from mmrl.engine.wire.completions import AnswerFacts, Ask, EngineMismatchError, 
 from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import EngineConfig
-from tests.attacks.attack import Attack, BrokenError
+from tests.attacks.attack import Attack
 from tests.attacks.client import DEADLINE_S, expect_error, keep_quiet, outcome_of, withstand
 from tests.support.fake_engines import engines
 from tests.support.rude_servers import RUDE, answers, echoes, rude
@@ -186,8 +186,7 @@ def lie(said: bytes, is_end: bool, folder: Path, use: Callable[[EngineClient], o
     with rude(answers(200, said)) as server:
         outcome = outcome_of(lambda: called(use, server.url, PATIENT_S))
     if is_end:
-        if type(outcome).__name__ != "AbortedError" or not str(outcome).isprintable():
-            raise BrokenError(f"the outcome is {outcome!r}")
+        assert type(outcome).__name__ == "AbortedError" and str(outcome).isprintable(), f"the outcome is {outcome!r}"
         return "asked again"
     return expect_error(outcome)
 
@@ -196,8 +195,7 @@ def honest(said: bytes, use: Callable[[EngineClient], object], folder: Path) -> 
     """The answer whose variants are the lies is read."""
     with rude(answers(200, said)) as server:
         outcome = outcome_of(lambda: called(use, server.url, PATIENT_S))
-    if not isinstance(outcome, list):
-        raise BrokenError(f"the outcome is {outcome!r}")
+    assert isinstance(outcome, list), f"the outcome is {outcome!r}"
     return "read"
 
 
@@ -225,8 +223,7 @@ def stale(fault: dict[str, object], updates: int, folder: Path) -> str:
                 return "the run stops"
             difference = rollouts.recorded[ROLLOUT_LOGPROBS] - logprobs(policy, rollouts).detach()
             worst = float(difference.abs()[rollouts.action_mask].max())
-            if worst > CLOSE:
-                raise BrokenError(f"|log ratio| is {worst:.2g}")
+            assert worst <= CLOSE, f"|log ratio| is {worst:.2g}"
     return "caches emptied again"
 
 

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from tests.attacks.attack import Attack, BrokenError, Ended, expect_clean, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, Ended, expect_clean, expect_done, expect_sentence, run_mmrl
 
 ANSWER = "[0.0] * len(group.samples)"
 FAST = ("evaluation.num_prompts=0", "data.size=8", "steps=1", "prompts_per_step=1", "algorithm.group_size=2")
@@ -18,16 +18,14 @@ def train(folder: Path, reward: str, *words: str) -> Ended:
 
 def expect_no_empty_run(folder: Path) -> None:
     run = folder / "run"
-    if run.exists() and not (run / "config.toml").exists():
-        raise BrokenError("an empty run folder was left behind")
+    assert not run.exists() or (run / "config.toml").exists(), "an empty run folder was left behind"
 
 
 def refused_at_build(reward: str, words: tuple[str, ...], folder: Path) -> str:
     """Refused before a model is loaded, with the user's file."""
     outcome = expect_sentence(train(folder, reward), "mine.py", *words)
     expect_no_empty_run(folder)
-    if (folder / "run").exists():
-        raise BrokenError("a run was begun")
+    assert not (folder / "run").exists(), "a run was begun"
     return f"{outcome} at build"
 
 
@@ -82,8 +80,9 @@ def part(text: str, words: tuple[str, ...], folder: Path) -> str:
 def traceback_is_chained(folder: Path) -> str:
     ended = train(folder, "def mine(group):\n    return [].pop()\n", "--traceback")
     expect_clean(ended.err)
-    if ended.code == 0 or "IndexError: pop from empty list" not in ended.err or "direct cause" not in ended.err:
-        raise BrokenError(f"exit code {ended.code}, no chain: {ended.err[-200:]!r}")
+    assert ended.code != 0 and "IndexError: pop from empty list" in ended.err and "direct cause" in ended.err, (
+        f"exit code {ended.code}, no chain: {ended.err[-200:]!r}"
+    )
     return "the cause is shown"
 
 

@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 
-from tests.attacks.attack import Attack, BrokenError, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, expect_done, expect_sentence, run_mmrl
 
 SMALL = ["steps=1", "evaluation.num_prompts=2", "data.size=8", "audit_steps=1"]
 
@@ -104,8 +104,9 @@ def left_alone(folder: Path) -> str:
     run = prepare(folder)
     before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
     told = expect_sentence(run_mmrl(["train", "--resume", "run", "--output", "other", "steps=2"], folder), "--output", "other")
-    if (folder / "other").exists() or {file: file.stat().st_mtime_ns for file in run.rglob("*")} != before:
-        raise BrokenError("a refused resumption changed files")
+    assert not (folder / "other").exists() and {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before, (
+        "a refused resumption changed files"
+    )
     return told
 
 
@@ -115,8 +116,7 @@ def trained_over(folder: Path) -> str:
     told = expect_sentence(
         run_mmrl(["train", "tiny/image", *SMALL, "--output", "run"], folder), "already holds a run", "--resume"
     )
-    if (run / "metrics.jsonl").read_bytes() != before:
-        raise BrokenError("the run was written over")
+    assert (run / "metrics.jsonl").read_bytes() == before, "the run was written over"
     return told
 
 
@@ -129,8 +129,7 @@ def from_elsewhere(folder: Path) -> str:
     (run / "started_in.txt").write_text(f"{start}\n")
     ended = run_mmrl(["train", "--resume", os.path.relpath(run, other)], other)
     told = expect_done(ended, "finished", "relative paths are those of")
-    if list(other.iterdir()):
-        raise BrokenError(f"files in the other folder: {list(other.iterdir())}")
+    assert not list(other.iterdir()), f"files in the other folder: {list(other.iterdir())}"
     return told
 
 

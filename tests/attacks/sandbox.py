@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mmrl.runtime.sandbox.lock import CALLS, IOCTL, MEMORY, OWN, missing
 from mmrl.runtime.sandbox.sandbox import MODULES, Output, Sandbox, SandboxError, SandboxLimits
-from tests.attacks.attack import Attack, BrokenError
+from tests.attacks.attack import Attack
 
 ESCAPED = "ESCAPED"
 BOUNDS = SandboxLimits(seconds=30.0, cpu=30, memory=128 << 20, pixels=10_000)
@@ -151,10 +151,10 @@ class Target:
             code = code.replace(f"{{{word}}}", value)
         self.sandbox.bounds = replace(BOUNDS, seconds=one.seconds)
         output = self.sandbox.run(code)
-        if ESCAPED in output.text:
-            raise BrokenError(f"got out: {output.text[:300]!r}")
-        if not re.search(one.held, output.text.strip() + output.error):
-            raise BrokenError(f"held, but not by what was expected ({one.held}): {output.text[:300]!r} {output.error}")
+        assert ESCAPED not in output.text, f"got out: {output.text[:300]!r}"
+        assert re.search(one.held, output.text.strip() + output.error), (
+            f"held, but not by what was expected ({one.held}): {output.text[:300]!r} {output.error}"
+        )
         return output
 
 
@@ -173,8 +173,7 @@ def target(folder: Path) -> Iterator[Target]:
         try:
             with Sandbox(BOUNDS, LOADED) as sandbox:
                 yield Target({**words, "parent": str(os.getpid())}, sandbox)
-            if [path.name for path in folder.iterdir()] != ["secret.key"]:
-                raise BrokenError(f"the folder holds {sorted(folder.iterdir())}")
+            assert [path.name for path in folder.iterdir()] == ["secret.key"], f"the folder holds {sorted(folder.iterdir())}"
         finally:
             os.environ.pop(TOKEN, None)
 
@@ -185,7 +184,7 @@ def attack(one: Try, folder: Path) -> str:
             Sandbox()
         except SandboxError:
             return f"refused: {missing()}"
-        raise BrokenError("started where it cannot lock")
+        raise AssertionError("started where it cannot lock")
     with target(folder) as aim:
         output = aim.attempt(one)
     return (output.error or output.text.strip())[:100].replace(str(os.getpid()), "PARENT")

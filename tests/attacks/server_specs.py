@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.attacks._reward_server import REWARDS, TOKEN
-from tests.attacks.attack import Attack, BrokenError, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, expect_sentence, run_mmrl
 
 
 def spec(text: str, words: tuple[str, ...], folder: Path, token: str = TOKEN) -> str:
@@ -13,8 +13,7 @@ def spec(text: str, words: tuple[str, ...], folder: Path, token: str = TOKEN) ->
     (folder / "mine.py").write_text(REWARDS)
     (folder / "spec.toml").write_text(text)
     ended = run_mmrl(["reward", "serve", "spec.toml"], folder, env={"MMRL_REWARD_TOKEN": token})
-    if "use =" in ended.out or "tok-" in ended.err:
-        raise BrokenError(f"it said {ended.out + ended.err!r}")
+    assert "use =" not in ended.out and "tok-" not in ended.err, f"it said {ended.out + ended.err!r}"
     return expect_sentence(ended, *words)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mmrl.app.cluster.supervise import descendants
-from tests.attacks.attack import Attack, BrokenError, expect_clean, expect_sentence, limit_memory, run_mmrl
+from tests.attacks.attack import Attack, expect_clean, expect_sentence, limit_memory, run_mmrl
 
 LIMIT_S = 90.0
 SHORT = ("data.size=8", "evaluation.num_prompts=0", "policy.sampling.max_new_tokens=2", "prompts_per_step=1")
@@ -45,7 +45,7 @@ def wait_until(what: Callable[[], bool], process: subprocess.Popen[str], name: s
     while not what():
         if process.poll() is not None or time.monotonic() > end:
             process.kill()
-            raise BrokenError(f"{name} did not happen (exit code {process.poll()})")
+            raise AssertionError(f"{name} did not happen (exit code {process.poll()})")
         time.sleep(0.05)
 
 
@@ -60,18 +60,15 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        raise BrokenError(f"did not end within {LIMIT_S:g} s") from None
+        raise AssertionError(f"did not end within {LIMIT_S:g} s") from None
     return process.returncode, said
 
 
 def expect_saved(folder: Path, code: int, said: str, *words: str) -> str:
-    if code != 0:
-        raise BrokenError(f"exit code {code}: {said[-300:]!r}")
-    if not any((folder / "run" / "checkpoints").glob("step-*")):
-        raise BrokenError("no checkpoint")
+    assert code == 0, f"exit code {code}: {said[-300:]!r}"
+    assert any((folder / "run" / "checkpoints").glob("step-*")), "no checkpoint"
     missing = [word for word in words if word not in said]
-    if missing:
-        raise BrokenError(f"the output does not name {missing}: {said[-300:]!r}")
+    assert not missing, f"the output does not name {missing}: {said[-300:]!r}"
     return "saved, exit code 0"
 
 
@@ -91,8 +88,7 @@ def to_all_processes(number: signal.Signals, folder: Path) -> str:
     wait_until(lambda: has_trained(folder), process, "a step")
     os.killpg(process.pid, number)
     code, said = end_of(process)
-    if "Traceback" in said:
-        raise BrokenError(f"a traceback: {said[-300:]!r}")
+    assert "Traceback" not in said, f"a traceback: {said[-300:]!r}"
     return expect_saved(folder, code, said, f"stopped by {number.name}")
 
 
@@ -115,8 +111,7 @@ def killed(words: tuple[str, ...], folder: Path) -> str:
     process.kill()
     said = end_of(process)[1]
     left = [handle for handle in own if not select.select([handle], [], [], LIMIT_S)[0]]
-    if left or not own or "Traceback" in said:
-        raise BrokenError(f"{len(left)} of {len(own)} processes stayed: {said[-300:]!r}")
+    assert not left and own and "Traceback" not in said, f"{len(left)} of {len(own)} processes stayed: {said[-300:]!r}"
     return "nothing stayed"
 
 
@@ -159,10 +154,8 @@ def while_it_is_built(number: signal.Signals, folder: Path) -> str:
     wait_until((folder / "loading").exists, process, "loading")
     process.send_signal(number)
     code, said = end_of(process)
-    if code != 128 + number or "Traceback" in said:
-        raise BrokenError(f"exit code {code}: {said[-300:]!r}")
-    if (folder / "runs").exists():
-        raise BrokenError("a run folder stayed")
+    assert code == 128 + number and "Traceback" not in said, f"exit code {code}: {said[-300:]!r}"
+    assert not (folder / "runs").exists(), "a run folder stayed"
     return f"left with {code}, no folder stayed"
 
 
@@ -171,11 +164,9 @@ def started_together(folder: Path) -> str:
     words = ("tiny/image", *SHORT, "steps=1")
     processes = [start(folder, *words) for _ in range(3)]
     codes = [end_of(process) for process in processes]
-    if any(code for code, _ in codes):
-        raise BrokenError(f"exit codes {[code for code, _ in codes]}: {codes[0][1][-300:]!r}")
+    assert not any(code for code, _ in codes), f"exit codes {[code for code, _ in codes]}: {codes[0][1][-300:]!r}"
     runs = sorted(path.name for path in (folder / "runs").iterdir() if (path / "report.html").is_file())
-    if runs != ["image", "image-2", "image-3"]:
-        raise BrokenError(f"the runs are in {runs}")
+    assert runs == ["image", "image-2", "image-3"], f"the runs are in {runs}"
     return "three folders"
 
 
@@ -192,8 +183,7 @@ def same_output(folder: Path) -> str:
 
 def failed_start(words: tuple[str, ...], folder: Path) -> str:
     outcome = expect_sentence(run_mmrl(["train", "tiny/image", *words], folder))
-    if (folder / "runs").exists() or (folder / "out").exists():
-        raise BrokenError("a folder stayed")
+    assert not (folder / "runs").exists() and not (folder / "out").exists(), "a folder stayed"
     return f"{outcome}, no folder"
 
 
@@ -212,16 +202,14 @@ def escape_on_a_terminal(folder: Path) -> str:
     said += read_all(ours)
     os.close(ours)
     for sequence in (b"\x1b]", b"\x07", b"\x1b[2J"):
-        if sequence in said:
-            raise BrokenError(f"{sequence!r} reached the terminal")
+        assert sequence not in said, f"{sequence!r} reached the terminal"
     return "written out" if b"\\x1b]0;owned" in said else f"not shown: {said[-200:]!r}"
 
 
 def narrow_encoding(folder: Path) -> str:
     ended = run_mmrl(["show", "grpo"], folder, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"})
     expect_clean(ended.out + ended.err)
-    if ended.code != 0:
-        raise BrokenError(f"exit code {ended.code}: {ended.err[-300:]!r}")
+    assert ended.code == 0, f"exit code {ended.code}: {ended.err[-300:]!r}"
     return "written in ASCII"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from tests.attacks.attack import Attack, BrokenError, Ended, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, Ended, expect_done, expect_sentence, run_mmrl
 from tests.attacks.signals import end_of, start, wait_until
 
 SHORT = ("stage.0.steps=1", "stage.1.steps=1", "evaluation.num_prompts=0", "evaluate_every=0", "samples_every=0", "save_every=1")
@@ -29,10 +29,8 @@ def refused(setting: str, words: tuple[str, ...], folder: Path) -> str:
     (folder / "outside.txt").write_text(SECRET)
     (folder / "inside").mkdir()
     ended = chain(folder / "inside", setting)
-    if SECRET in ended.out + ended.err:
-        raise BrokenError("what another folder holds was printed")
-    if (folder / "inside" / "run").exists():
-        raise BrokenError("a run was begun")
+    assert SECRET not in ended.out + ended.err, "what another folder holds was printed"
+    assert not (folder / "inside" / "run").exists(), "a run was begun"
     return expect_sentence(ended, *words)
 
 
@@ -93,8 +91,7 @@ def without_pairs(folder: Path) -> str:
     """A loop whose samples are never so far apart stops, and trains on nothing."""
     mined = "{kind='pairs', name='p', num_prompts=2, gap=9.0}, {kind='dpo', name='d', steps=1, data={use='stage:p'}}"
     ended = chain(folder, f"stage=[{{kind='loop', rounds=2, stages=['p', 'd']}}, {mined}]", model=TINY)
-    if (folder / "run" / "checkpoints").exists() and any((folder / "run" / "checkpoints").glob("step-*")):
-        raise BrokenError("it trained")
+    assert not (folder / "run" / "checkpoints").exists() or not any((folder / "run" / "checkpoints").glob("step-*")), "it trained"
     return expect_sentence(ended, "no prompt gave a pair")
 
 
@@ -113,8 +110,9 @@ def drawn(folder: Path, reward: str, *words: str) -> Ended:
 def best_of_nan(folder: Path) -> str:
     """Pictures whose reward is nan are none of the best: nothing is taught."""
     ended = drawn(folder, "float('nan')")
-    if any((folder / "run").glob("checkpoints/step-*")) or any((folder / "run").glob("stages/media/*")):
-        raise BrokenError("a picture was taught, or kept")
+    assert not any((folder / "run").glob("checkpoints/step-*")) and not any((folder / "run").glob("stages/media/*")), (
+        "a picture was taught, or kept"
+    )
     return expect_sentence(ended, "reward 'own' failed on 4 of 4 samples")
 
 
@@ -150,10 +148,8 @@ def killed_amid_a_loop(folder: Path) -> str:
         process.kill()
         process.wait()
         process = start(folder, "--resume", "run", stderr=subprocess.DEVNULL)
-    if end_of(process)[0]:
-        raise BrokenError("it did not go on")
-    if measured(folder / "run") != measured(folder / "whole"):
-        raise BrokenError("the run is another one")
+    assert not end_of(process)[0], "it did not go on"
+    assert measured(folder / "run") == measured(folder / "whole"), "the run is another one"
     return "the same run"
 
 

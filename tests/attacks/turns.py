@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.attacks.attack import Attack, BrokenError, Ended, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, Ended, expect_done, expect_sentence, run_mmrl
 from tests.support.shelves import foreign_module
 
 TOKEN = "hf_0123456789attacked"
@@ -56,14 +56,15 @@ def play(environment: Any, words: str = "", where: str = "thread", timeout_s: fl
     finally:
         runner.end()
     samples = rollouts.groups[0].samples
-    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > MOST_MEMORY >> 10:
-        raise BrokenError("more than 2 GiB were taken")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before <= MOST_MEMORY >> 10, "more than 2 GiB were taken"
     for one in samples:
         heard = [turn.observation for turn in one.turns if turn.observation is not None]
-        if sum(len(each.text) for each in heard) > LARGEST_SAMPLE:
-            raise BrokenError(f"observations of {sum(len(each.text) for each in heard)} characters are kept")
-        if words and (one.ended != "error" or words not in heard[-1].text):
-            raise BrokenError(f"ended {one.ended}: {heard[-1].text[:200] if heard else ''!r}")
+        assert sum(len(each.text) for each in heard) <= LARGEST_SAMPLE, (
+            f"observations of {sum(len(each.text) for each in heard)} characters are kept"
+        )
+        assert not words or (one.ended == "error" and words in heard[-1].text), (
+            f"ended {one.ended}: {heard[-1].text[:200] if heard else ''!r}"
+        )
     return samples
 
 
@@ -113,8 +114,7 @@ def broken(text: str, words: str, where: str, folder: Path, timeout_s: float = 3
 
 def over(text: str, why: str, folder: Path, where: str = "thread") -> str:
     (sample,) = play(own(text, folder), "", where)
-    if sample.ended != why or len(sample.turns) > TURNS:
-        raise BrokenError(f"ended {sample.ended} after {len(sample.turns)} turns")
+    assert sample.ended == why and len(sample.turns) <= TURNS, f"ended {sample.ended} after {len(sample.turns)} turns"
     return f"the episode ended: {why}"
 
 
@@ -122,16 +122,14 @@ def one_session(folder: Path) -> str:
     """Two rows of a group in one world: the first is played, the second fails."""
     samples = play(own(SHARED, folder), rows=2)
     said = [one.turns[-1].observation.text for one in samples if one.ended == "error"]
-    if len(said) != 1 or "another episode is played" not in said[0]:
-        raise BrokenError(f"ended {[one.ended for one in samples]}: {said}")
+    assert len(said) == 1 and "another episode is played" in said[0], f"ended {[one.ended for one in samples]}: {said}"
     return "the second episode failed: another episode is played"
 
 
 def tested(text: str, words: str, folder: Path) -> str:
     (folder / "mine.py").write_text(HEAD + text)
     found = run_mmrl(["environment", "test", "mine.py", "--prompts", "2", "--say", "a", "call.where=inline"], folder)
-    if found.code != 2 or words not in " ".join(found.out.split()):
-        raise BrokenError(f"exit code {found.code}: {found.out[-300:]!r}")
+    assert found.code == 2 and words in " ".join(found.out.split()), f"exit code {found.code}: {found.out[-300:]!r}"
     return f"mmrl environment test: {words}"
 
 
@@ -148,16 +146,14 @@ def stopped(text: str, words: tuple[str, ...], folder: Path) -> str:
 def kept_small(folder: Path) -> str:
     expect_done(run_of(answering("return Observation('x' * 300_000_000, reward=1.0)"), folder), "report:")
     written = sum(file.stat().st_size for file in (folder / "run").rglob("*.jsonl"))
-    if written > LARGEST_SAMPLE * TURNS:
-        raise BrokenError(f"{written} bytes of samples were written")
+    assert written <= LARGEST_SAMPLE * TURNS, f"{written} bytes of samples were written"
     return "done; the text is cut"
 
 
 def without_key(outcome: str, ended: Ended, folder: Path) -> str:
     """Neither what is printed nor any file holds the key of the run's environment."""
     files = [file.name for file in (folder / "run").rglob("*") if file.is_file() and TOKEN.encode() in file.read_bytes()]
-    if TOKEN in ended.out + ended.err or files:
-        raise BrokenError(f"the key is in {files or 'what is printed'}")
+    assert TOKEN not in ended.out + ended.err and not files, f"the key is in {files or 'what is printed'}"
     return f"{outcome}, without the key"
 
 
@@ -309,8 +305,7 @@ def heard_by(environment: Any, lies: Lies) -> str:
     finally:
         runner.close(number)
         runner.end()
-    if lies.words not in said or len(said) > LARGEST_SAMPLE:
-        raise BrokenError(f"{outcome}: {said[:200]!r}")
+    assert lies.words in said and len(said) <= LARGEST_SAMPLE, f"{outcome}: {said[:200]!r}"
     return f"{outcome}: {lies.words}"
 
 

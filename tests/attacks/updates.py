@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from tests.attacks.attack import Attack, BrokenError, Ended, expect_clean, run_mmrl
+from tests.attacks.attack import Attack, Ended, expect_clean, run_mmrl
 
 NOWHERE = "policy.model=nowhere"
 """A run that got as far as its model would name it."""
@@ -14,16 +14,16 @@ def say_idle(words: tuple[str, ...], settings: tuple[str, ...], folder: Path) ->
     ended = run_mmrl(["plan", "tiny/image", *settings, NOWHERE], folder)
     said = flat(ended)
     missing = [word for word in ("acts only from the second update on", *words) if word not in said]
-    if missing:
-        raise BrokenError(f"it does not say {missing}: {said[-300:]!r}")
+    assert not missing, f"it does not say {missing}: {said[-300:]!r}"
     expect_clean(ended.out + ended.err)
     return "said before the run"
 
 
 def say_nothing(settings: tuple[str, ...], folder: Path) -> str:
     """An objective that acts, or whose paper takes one update, is not warned about."""
-    if "second update" in flat(run_mmrl(["plan", "tiny/image", *settings, NOWHERE], folder)):
-        raise BrokenError("it warns of an objective that is as its paper has it")
+    assert "second update" not in flat(run_mmrl(["plan", "tiny/image", *settings, NOWHERE], folder)), (
+        "it warns of an objective that is as its paper has it"
+    )
     return "nothing to say"
 
 
