@@ -1,11 +1,9 @@
 """The reward server as a program of its own, for attacks on it, and raw bytes to say to it."""
 
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ import httpx
 
 from mmrl import Group, Prompt, Sample
 from mmrl.serving import wire
-from tests.attacks.attack import expect_clean, limit_memory
+from tests.attacks.attack import begin, expect_clean, limit_memory
 
 TOKEN = "tok-0123456789abcdef"
 REWARDS = """
@@ -109,15 +107,8 @@ def running(folder: Path, limits: str = "", before: Callable[[], None] = limit_m
     entries = "".join(f'[[reward]]\nuse = "./mine.py:{name}"\n' for name in NAMES)
     (folder / "spec.toml").write_text(f"port = 0\n{limits}\n{entries}")
     with (folder / "err").open("w") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mmrl", "reward", "serve", "spec.toml"],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=err,
-            text=True,
-            env={**os.environ, "MMRL_REWARD_TOKEN": TOKEN, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"},
-            preexec_fn=before,
-        )
+        own = {"MMRL_REWARD_TOKEN": TOKEN, "TMPDIR": str(folder / "tmp")}
+        process = begin(["reward", "serve", "spec.toml"], folder, own, before, stderr=err)
     try:
         assert process.stdout is not None
         found = re.search(r"http://([^:]+):(\d+)/", process.stdout.readline())

@@ -5,11 +5,12 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 MEMORY = 8 << 30
 LIMIT_S = 60.0
@@ -34,59 +35,71 @@ class Attack:
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that ended: its exit code (negative: the signal), what it wrote, and its seconds."""
+    """A program that ended: its exit code (negative: the signal), and what it wrote."""
 
     code: int
     out: str
     err: str
-    seconds: float
+
+
+@dataclass(frozen=True)
+class Bomb:
+    """Leaves a file where it is unpickled."""
+
+    fuse: Path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.fuse,))
 
 
 def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
 
 
-def run_mmrl(
+def begin(
     arguments: Sequence[str],
     folder: Path,
-    limit_s: float = LIMIT_S,
     env: Mapping[str, str] | None = None,
-    stdin: str = "",
     before: Callable[[], None] = limit_memory,
-) -> Ended:
-    """Run `mmrl ARGUMENTS` in a folder, offline and with bounded memory; AssertionError after `limit_s` seconds.
+    prefix: Sequence[str] = (),
+    **streams: Any,
+) -> "subprocess.Popen[str]":
+    """Start `mmrl ARGUMENTS` in a folder and a session of its own, offline and with bounded memory.
 
     Args:
         before: called in the new process, to limit it.
+        prefix: the words of a program that runs it.
     """
-    start = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mmrl", *arguments],
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", "mmrl", *arguments],
         cwd=folder,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         text=True,
         errors="replace",
         start_new_session=True,
         preexec_fn=before,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
     )
+
+
+def run_mmrl(arguments: Sequence[str], folder: Path, limit_s: float = LIMIT_S, **how: Any) -> Ended:
+    """The same until its end; AssertionError after `limit_s` seconds."""
+    process = begin(arguments, folder, **how)
     try:
-        out, err = process.communicate(stdin, timeout=limit_s)
+        out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise AssertionError(f"did not end within {limit_s:g} s") from None
-    return Ended(process.returncode, out, err, time.monotonic() - start)
+    return Ended(process.returncode, out, err)
 
 
 def expect_sentence(ended: Ended, *words: str) -> str:
     """Expect exit code 2 and one sentence on stderr that holds all `words`, without traceback or control characters."""
     assert ended.code == 2, f"exit code {ended.code}: {ended.err[-300:]!r}"
     assert "Traceback" not in ended.err, f"a traceback: {ended.err[-300:]!r}"
-    missing = [word for word in words if word not in ended.err]
-    assert not missing, f"the message does not name {missing}: {ended.err[-300:]!r}"
+    expect_words(ended.err, words)
     expect_clean(ended.out + ended.err)
     message = ended.err.strip().splitlines()[-1]
     assert len(message) <= LONGEST_MESSAGE, f"a message of {len(message)} characters"
@@ -96,9 +109,29 @@ def expect_sentence(ended: Ended, *words: str) -> str:
 def expect_done(ended: Ended, *words: str) -> str:
     """Expect exit code 0 and output that holds all `words`."""
     assert ended.code == 0, f"exit code {ended.code}: {ended.err[-300:]!r}"
-    missing = [word for word in words if word not in ended.out + ended.err]
-    assert not missing, f"the output does not name {missing}: {(ended.out + ended.err)[-300:]!r}"
+    expect_words(ended.out + ended.err, words)
     return "done"
+
+
+def expect_words(said: str, words: Sequence[str]) -> None:
+    missing = [word for word in words if word not in said]
+    assert not missing, f"it does not name {missing}: {said[-300:]!r}"
+
+
+def refused(
+    command: Sequence[str],
+    words: Sequence[str],
+    folder: Path,
+    files: Mapping[str, str | bytes] | Callable[[Path], object] = MappingProxyType({}),
+    **how: Any,
+) -> str:
+    """`mmrl COMMAND` beside these files, or in the folder after this was done to it, is refused with all these words."""
+    if callable(files):
+        files(folder)
+    else:
+        for name, content in files.items():
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return expect_sentence(run_mmrl(command, folder, **how), *words)
 
 
 def expect_clean(text: str) -> None:

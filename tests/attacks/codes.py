@@ -21,20 +21,15 @@ KEEP = "from mmrl.policies.shared.quantized import kept\nkept.WORTH_KEEPING = 0\
 """Codes of tiny models are kept in the cache, too."""
 
 
-def stored(folder: Path, double: bool = True) -> Path:
-    """A tiny model whose language part is stored in 4 bits."""
-    from tests.support.stored_codes import store_codes
-
-    return store_codes(tiny("text", folder), folder / "codes", r"model\.layers\..*proj\.weight", double)
-
-
 def train(model: str, folder: Path, *words: str) -> Any:
     return run_mmrl(["train", "tiny/image", f"policy.model=./{model}", "policy.lora={rank = 2}", *SHORT, *words], folder)
 
 
 def take_codes(words: tuple[str, ...], damage: Callable[[Path], object], double: bool, folder: Path) -> str:
     """Train beside damaged codes: refused, the tensor named, no checkpoint."""
-    damage(stored(folder, double))
+    from tests.support.stored_codes import store_codes
+
+    damage(store_codes(tiny("text", folder), folder / "codes", r"model\.layers\..*proj\.weight", double))
     ended = train("codes", folder)
     assert not list(folder.glob("run/checkpoints/*")), "it was trained on"
     return expect_sentence(ended, *words)
@@ -120,46 +115,33 @@ def link(entry: Path, other: Path) -> None:
     entry.symlink_to(other)
 
 
+NAN, CODE = "q_proj.weight has scales that are NaN or infinite", ("q_proj.weight",)
+
+
+def rewritten(damage: Callable[[Weights], object]) -> Callable[[Path], object]:
+    return partial(change, M, damage)
+
+
+def described(**words: object) -> Callable[[Path], object]:
+    return rewritten(describe(words))
+
+
 CODES: dict[str, tuple[tuple[str, ...], Callable[[Path], object], bool]] = {
-    "NaN in a unit of scales": (
-        ("q_proj.weight has scales that are NaN or infinite",),
-        partial(change, M, fill(f"{Q}.nested_absmax", float("nan"))),
-        True,
-    ),
-    "NaN in a scale": (
-        ("q_proj.weight has scales that are NaN or infinite",),
-        partial(change, M, fill(f"{Q}.absmax", float("nan"))),
-        False,
-    ),
-    "a scale of 3e38": (("q_proj.weight has scales from", "3e+38"), partial(change, M, fill(f"{Q}.absmax", 3e38)), False),
-    "a negative unit of scales": (
-        ("q_proj.weight has scales from -0.5",),
-        partial(change, M, fill(f"{Q}.nested_absmax", -0.5)),
-        True,
-    ),
-    "a shape of as many weights": (
-        ("q_proj.weight is stored as 16 x 64",),
-        partial(change, M, describe({"shape": [16, 64]})),
-        True,
-    ),
-    "an offset without end": (
-        ("q_proj.weight has scales that are NaN or infinite",),
-        partial(change, M, describe({"nested_offset": float("inf")})),
-        True,
-    ),
-    "an offset that is text": (("q_proj.weight",), partial(change, M, describe({"nested_offset": "wide"})), True),
-    "scales are missing": (
-        ("q_proj.weight.absmax is missing",),
-        partial(change, M, lambda weights: weights.pop(f"{Q}.absmax")),
-        True,
-    ),
-    "a shape of 2^80 weights": (("q_proj.weight",), partial(change, M, describe({"shape": [2**40, 2**40]})), True),
-    "a shape of negative size": (("q_proj.weight",), partial(change, M, describe({"shape": [-32, -32]})), True),
-    "a shape of one number": (("q_proj.weight",), partial(change, M, describe({"shape": [1024]})), True),
-    "a shape that is text": (("q_proj.weight",), partial(change, M, describe({"shape": "ab"})), True),
-    "a type that is a function": (("q_proj.weight",), partial(change, M, describe({"dtype": "save"})), True),
-    "blocks of no weights": (("q_proj.weight",), partial(change, M, describe({"blocksize": 0})), True),
-    "a description that is noise": (("does not describe a weight in 4 bits",), partial(change, M, noise), True),
+    "NaN in a unit of scales": ((NAN,), rewritten(fill(f"{Q}.nested_absmax", float("nan"))), True),
+    "NaN in a scale": ((NAN,), rewritten(fill(f"{Q}.absmax", float("nan"))), False),
+    "a scale of 3e38": (("q_proj.weight has scales from", "3e+38"), rewritten(fill(f"{Q}.absmax", 3e38)), False),
+    "a negative unit of scales": (("q_proj.weight has scales from -0.5",), rewritten(fill(f"{Q}.nested_absmax", -0.5)), True),
+    "a shape of as many weights": (("q_proj.weight is stored as 16 x 64",), described(shape=[16, 64]), True),
+    "an offset without end": ((NAN,), described(nested_offset=float("inf")), True),
+    "an offset that is text": (CODE, described(nested_offset="wide"), True),
+    "scales are missing": (("q_proj.weight.absmax is missing",), rewritten(lambda weights: weights.pop(f"{Q}.absmax")), True),
+    "a shape of 2^80 weights": (CODE, described(shape=[2**40, 2**40]), True),
+    "a shape of negative size": (CODE, described(shape=[-32, -32]), True),
+    "a shape of one number": (CODE, described(shape=[1024]), True),
+    "a shape that is text": (CODE, described(shape="ab"), True),
+    "a type that is a function": (CODE, described(dtype="save"), True),
+    "blocks of no weights": (CODE, described(blocksize=0), True),
+    "a description that is noise": (("does not describe a weight in 4 bits",), rewritten(noise), True),
     "cut short": (("cut short",), lambda folder: (folder / M).write_bytes((folder / M).read_bytes()[:-999]), True),
 }
 ENTRIES = {"that of another model": exchange, "one byte is another": flip, "a link to another": link}

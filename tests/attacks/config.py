@@ -1,12 +1,13 @@
 """Attacks by configs: absurd numbers, wrong types, nonsense of every kind. All are refused before anything is loaded.
 
-Those of one override are the named rows of tests/refusals."""
+Those of one override are the named rows of tests/refusals. Objectives that one update leaves idle are told of in a plan."""
 
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tests.attacks.attack import Attack, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, expect_clean, expect_done, expect_sentence, expect_words, refused, run_mmrl
 from tests.refusals.table import TABLES, Refusal, refusals
 
 LONG = [
@@ -28,11 +29,7 @@ NAMED = {(row.area, row.name): row for table in TABLES for row in refusals(table
 VERBS = {"load": "show", "train": "train", "policy": "train"}
 
 
-def override(setting: str, words: tuple[str, ...], folder: Path) -> str:
-    return expect_sentence(run_mmrl(["show", "tiny/image", setting], folder), *words)
-
-
-def refused(row: Refusal, folder: Path) -> str:
+def named(row: Refusal, folder: Path) -> str:
     """As in the tests' own process; `mmrl plan` finds what belongs to plug-ins, too."""
     ended = run_mmrl([VERBS.get(row.by, "plan"), row.config, *row.laid(folder)], folder)
     told = expect_sentence(ended)
@@ -41,30 +38,14 @@ def refused(row: Refusal, folder: Path) -> str:
     return told
 
 
-def file(content: bytes, words: str, folder: Path) -> str:
-    (folder / "bad.toml").write_bytes(content)
-    return expect_sentence(run_mmrl(["show", "bad.toml"], folder), words)
-
-
-def folder_as_config(folder: Path) -> str:
-    (folder / "x.toml").mkdir()
-    return expect_sentence(run_mmrl(["show", "x.toml"], folder), "x.toml")
-
-
-def loop_of_links(folder: Path) -> str:
+def loop_of_links(folder: Path) -> None:
     (folder / "a.toml").symlink_to("b.toml")
     (folder / "b.toml").symlink_to("a.toml")
-    return expect_sentence(run_mmrl(["show", "a.toml"], folder), "a.toml")
-
-
-def loop_as_output(folder: Path) -> str:
-    (folder / "runs").symlink_to("runs")
-    return expect_sentence(run_mmrl(["train", "tiny/image", "output=runs/one"], folder), "leads back to itself")
 
 
 def nothing_is_left(folder: Path) -> str:
     """A refused run makes no folder."""
-    told = expect_sentence(run_mmrl(["train", "tiny/image", "optimizer.lr=nan"], folder), "optimizer.lr")
+    told = refused(["train", "tiny/image", "optimizer.lr=nan"], ["optimizer.lr"], folder)
     assert not list(folder.iterdir()), f"a refused run left {[path.name for path in folder.iterdir()]}"
     return told
 
@@ -73,13 +54,52 @@ def ranges_are_told(folder: Path) -> str:
     return expect_done(run_mmrl(["show", "tiny/image"], folder), "above 0 and at most 1000")
 
 
+def show(files: Any, word: str, folder: Path) -> str:
+    return refused(["show", "a.toml"], [word], folder, files)
+
+
+def loop_as_output(folder: Path) -> str:
+    (folder / "runs").symlink_to("runs")
+    return refused(["train", "tiny/image", "output=runs/one"], ["leads back to itself"], folder)
+
+
+NOWHERE = "policy.model=nowhere"
+"""A run that got as far as its model would name it."""
+
+
+def say_idle(words: tuple[str, ...], settings: tuple[str, ...], folder: Path) -> str:
+    """The plan says before anything else that the objective cannot act; then it ends at the model."""
+    said = planned(settings, folder)
+    expect_words(said, ("acts only from the second update on", *words))
+    expect_clean(said)
+    return "said before the run"
+
+
+def say_nothing(settings: tuple[str, ...], folder: Path) -> str:
+    """An objective that acts, or whose paper takes one update, is not warned about."""
+    assert "second update" not in planned(settings, folder), "it warns of an objective that is as its paper has it"
+    return "nothing to say"
+
+
+def planned(settings: tuple[str, ...], folder: Path) -> str:
+    """All that a plan printed, without line breaks."""
+    ended = run_mmrl(["plan", "tiny/image", *settings, NOWHERE], folder)
+    return " ".join((ended.out + ended.err).split())
+
+
+ONE = "algorithm.minibatches=1"
 ATTACKS = [
-    *(Attack(row.area, row.name, partial(refused, row)) for row in NAMED.values()),
-    *(Attack("config", name, partial(override, setting, words)) for name, setting, words in LONG),
-    *(Attack("config", name, partial(file, *content)) for name, content in FILES.items()),
-    Attack("config", "a folder in place of a file", folder_as_config),
-    Attack("config", "links that lead to each other", loop_of_links),
+    *(Attack(row.area, row.name, partial(named, row)) for row in NAMED.values()),
+    *(Attack("config", name, partial(refused, ["show", "tiny/image", setting], words)) for name, setting, words in LONG),
+    *(Attack("config", name, partial(show, {"a.toml": text}, word)) for name, (text, word) in FILES.items()),
+    Attack("config", "a folder in place of a file", partial(show, lambda folder: (folder / "a.toml").mkdir(), "a.toml")),
+    Attack("config", "links that lead to each other", partial(show, loop_of_links, "a.toml")),
     Attack("config", "an output behind a link to itself", loop_as_output),
     Attack("config", "a refused run leaves nothing", nothing_is_left),
     Attack("config", "asking for the ranges", ranges_are_told),
+    Attack("config", "a gate that never acts", partial(say_idle, ("Sapo",), ("algorithm.preset=sapo", ONE))),
+    Attack("config", "one update as its paper has it", partial(say_nothing, ("algorithm.preset=grpo",))),
+    Attack(
+        "config", "two passes instead of minibatches", partial(say_nothing, ("algorithm.preset=gspo", ONE, "algorithm.epochs=2"))
+    ),
 ]

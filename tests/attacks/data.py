@@ -1,17 +1,25 @@
-"""Attacks by data: files that are broken, absurd, hostile, or mean something else than they seem to."""
+"""Attacks by data: files, pictures and clips that are broken, absurd, hostile, or mean something else than they seem to."""
 
 import io
 import json
 import os
+import pickle
 import struct
 import tarfile
 import zlib
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.attack import Attack, expect_clean, expect_done, expect_sentence, run_mmrl
+import numpy as np
+from PIL import Image
+
+from mmrl.data.inversion import Inversion, negate
+from mmrl.data.video_rows import VideoRow
+from tests.attacks.attack import Attack, Bomb, expect_clean, expect_done, expect_sentence, refused, run_mmrl
+from tests.support.videos import even, turn, write_transparent, write_video
 
 GOOD: dict[str, Any] = {"image": "cat.png", "question": "where?", "box": [4, 4, 20, 20]}
 LONGEST = 20_000
@@ -21,8 +29,6 @@ Make = Callable[[Path], str]
 
 
 def pictures(folder: Path) -> None:
-    from PIL import Image
-
     for name, size in (("cat.png", (64, 48)), ("dot.png", (1, 1)), ("thread.png", (1000, 2))):
         Image.new("RGB", size, "red").save(folder / name)
 
@@ -51,14 +57,20 @@ def raw(name: str, data: bytes) -> Make:
     return write
 
 
+def beside(write: Callable[[Path], object], *bad: object, good: int = 1) -> Make:
+    """Such rows, and files that are written beside them."""
+
+    def make(folder: Path) -> str:
+        write(folder)
+        return rows(*bad, good=good)(folder)
+
+    return make
+
+
 def with_file(name: str, data: bytes) -> Make:
     """A good row, and one whose picture has these bytes."""
 
-    def write(folder: Path) -> str:
-        (folder / name).write_bytes(data)
-        return rows(GOOD | {"image": name})(folder)
-
-    return write
+    return beside(lambda folder: (folder / name).write_bytes(data), GOOD | {"image": name})
 
 
 def check(words: tuple[str, ...], make: Make, folder: Path, settings: tuple[str, ...] = ()) -> str:
@@ -82,14 +94,15 @@ def link_out(folder: Path) -> str:
     return "data/rows.jsonl"
 
 
-def bomb() -> bytes:
-    """A PNG of some kilobytes that says it has 60,000 x 60,000 pixels."""
+def png(size: int, depth: int, colours: int) -> bytes:
+    """A PNG that says it is a square of this size, with a few bytes of pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 10_000_000)) + chunk(b"IEND", b"")
+    head = struct.pack(">IIBBBBB", size, size, depth, colours, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(bytes(1_000_000))), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
 def parquet(cells: list[object], **columns: list[object]) -> Make:
@@ -155,17 +168,11 @@ def split_of_cells(folder: Path) -> str:
     return expect_sentence(ended, "cannot be read")
 
 
-def split_shares(folder: Path) -> str:
-    name = rows(good=4)(folder)
-    return expect_sentence(run_mmrl(["data", "split", name, "out", "train=nan", "test=0.5"], folder), "shares above 0")
-
-
-def split_over_itself(folder: Path) -> str:
-    """A part that would be written outside the folder."""
-    name = rows(good=4)(folder)
-    ended = run_mmrl(["data", "split", name, "out", "sub/train=0.5", "test=0.5"], folder)
-    assert not (folder / "out/sub/train.jsonl").exists(), "a part was written outside the folder"
-    return expect_sentence(ended, "name")
+def split(part: str, word: str, folder: Path) -> str:
+    """`mmrl data split` into such a part, which is not written."""
+    told = refused(["data", "split", "rows.jsonl", "out", part, "test=0.5"], [word], folder, rows(good=4))
+    assert not list(folder.rglob("train.jsonl")), "the part was written"
+    return told
 
 
 def convert(words: tuple[str, ...], annotations: object, folder: Path) -> str:
@@ -186,18 +193,11 @@ def coco(name: str = "cat.png", bbox: object = (1, 1, 5, 5)) -> dict[str, Any]:
 
 
 def pickled_refs(folder: Path) -> str:
-    """RefCOCO's refs as a pickle that runs a command."""
-    import pickle
-
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.system, (f"touch {folder / 'ran'}",)
-
-    (folder / "instances.json").write_text(json.dumps(coco()))
-    (folder / "refs(x).p").write_bytes(pickle.dumps([Evil()]))
-    ended = run_mmrl(["data", "convert", ".", "out.jsonl", "--kind", "refcoco"], folder)
-    assert not (folder / "ran").exists(), "the pickle ran a command"
-    return expect_sentence(ended, "not a pickle of plain data")
+    """RefCOCO's refs as a pickle that does something when it is read."""
+    files = {"instances.json": json.dumps(coco()), "refs(x).p": pickle.dumps([Bomb(folder / "ran")])}
+    told = refused(["data", "convert", ".", "out.jsonl", "--kind", "refcoco"], ["not a pickle of plain data"], folder, files)
+    assert not (folder / "ran").exists(), "the pickle was run"
+    return told
 
 
 def train(words: tuple[str, ...], make: Make, folder: Path) -> str:
@@ -257,7 +257,7 @@ CHECKS: dict[str, tuple[tuple[str, ...], Make]] = {
     "parquet that is none": (("rows.parquet",), raw("rows.parquet", b"PAR1" + b"\0" * 50 + b"PAR1")),
     "JSON of a number": (("list of objects",), raw("rows.json", b"7")),
     "an ending that nobody knows": (("give a .jsonl",), raw("rows.xlsx", b"PK")),
-    "a picture that unpacks to 10 GB": (("rows.jsonl:2", "picture"), with_file("bomb.png", bomb())),
+    "a picture that unpacks to 10 GB": (("rows.jsonl:2", "picture"), with_file("bomb.png", png(60_000, 8, 2))),
     "a picture that is a program": (("rows.jsonl:2", "cannot be read"), with_file("a.png", b"\x7fELF" + b"\0" * 100)),
     "a picture cut in the middle": (("rows.jsonl:2",), with_file("a.jpg", b"\xff\xd8\xff\xe0" + b"\0" * 200)),
     "a video task's file without its clips": (("rows.jsonl:1", "no.mp4"), raw("rows.jsonl", json.dumps(R1).encode() + b"\n")),
@@ -310,6 +310,97 @@ CHECKS |= {
     "CSV without quotes": (("rows.csv:2", "3 cells"), raw("rows.csv", b"question,answer\nred, or blue?,b\n")),
     "CSV with a quote that never ends": (("rows.csv:2", "unexpected end"), raw("rows.csv", b'question,answer\n"a,b\n')),
 }
+
+
+OPTIONS = ("a dog", "a cat", "a cow")
+HOSTILE = (
+    "",
+    "what is",
+    "what " * 200_000 + "is it?",
+    "is " * 200_000,
+    "\x1b[2J what is he\x00 holding?",
+    "wh\u0430t is he holding?",
+    "what is he holding? " * 50_000,
+    "what\u202eis he holding?",
+)
+
+
+def negate_anything(folder: Path) -> str:
+    """Whatever the question is: one auxiliary more or less, or nothing at all."""
+    for question in HOSTILE:
+        negated = negate(question)
+        assert negated is None or len(negated.split()) == len(question.split()), f"{question[:40]!r} became {negated[:40]!r}"
+    return "negated by one word or left alone"
+
+
+def invert_odd_answers(folder: Path) -> str:
+    """An answer that is no letter of the options leaves the question as it is, for the data check to name."""
+    for answer in ("", "Z", "b", "A,B", "AB", ["A"], 0, None, float("nan")):
+        row = VideoRow("1", "clip", "what is it?", "multiple choice", answer, OPTIONS)
+        assert Inversion(1.0)(row) is row, f"the answer {answer!r} was inverted"
+    return "left alone"
+
+
+ASKED = {"question": "what happens?", "answer": "it falls"}
+
+
+def stored(picture: Image.Image, kind: str, **how: object) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **how)
+    return file.getvalue()
+
+
+def tiff(bits: int) -> bytes:
+    """A TIFF of two grey pixels that says how many bits each has."""
+    tags = [(256, 2), (257, 1), (258, bits), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 4)]
+    entries = b"".join(struct.pack("<HHII", tag, 3 if tag == 258 else 4, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<I", 12) + bytes(4) + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def clip(write: Callable[[Path], object]) -> Make:
+    """A row about a clip that is written."""
+    return beside(lambda folder: write(folder / "a.mp4"), {"video": "a.mp4", **ASKED}, good=0)
+
+
+def part(**wishes: object) -> Make:
+    """A row that asks for a part of a clip."""
+    return beside(
+        lambda folder: write_video(folder / "a.mp4", even(10)), {"video": {"video": "a.mp4", **wishes}, **ASKED}, good=0
+    )
+
+
+def turned(a: float, b: float, c: float, d: float) -> Make:
+    return clip(lambda path: turn(write_video(path.with_name("plain.mp4"), even(10)), path, (a, b, c, d)))
+
+
+FLOATS = Image.fromarray(np.full((48, 64), 1e30, np.float32))
+CLEAR = Image.new("RGBA", (64, 48), (0, 0, 0, 0))
+REFUSED: dict[str, tuple[tuple[str, ...], Make]] = {
+    "a picture of floats": (("rows.jsonl:2", "a.tif", "holds floats of 32 bits"), with_file("a.tif", stored(FLOATS, "TIFF"))),
+    "a picture of 16 bits that unpacks to 7 GB": (("rows.jsonl:2", "picture"), with_file("a.png", png(60_000, 16, 0))),
+    "a transparent picture that unpacks to 14 GB": (("rows.jsonl:2", "picture"), with_file("a.png", png(60_000, 8, 6))),
+    "a picture of 65,535 bits a pixel": (("rows.jsonl:2", "cannot be read"), with_file("a.tif", tiff(65_535))),
+    "a picture of no bits": (("rows.jsonl:2", "cannot be read"), with_file("a.tif", tiff(0))),
+    "a clip that is turned by 33 degrees": (("rows.jsonl:1", "no quarter"), turned(0.839, 0.545, -0.545, 0.839)),
+    "a clip that is shown nowhere": (("rows.jsonl:1", "no quarter"), turned(0, 0, 0, 0)),
+    "a clip whose pixels are 60 times as high as wide": (
+        ("rows.jsonl:1", "as wide as high"),
+        clip(lambda path: write_video(path, even(10), aspect=Fraction(1, 60))),
+    ),
+    "a part of a clip from NaN on": (("rows.jsonl:1", "video_start", "number"), part(video_start=float("nan"))),
+    "a part of a clip that is a list": (("rows.jsonl:1", "video_end", "number"), part(video_end=[1])),
+    "1e300 frames a second": (("rows.jsonl:1", "fps", "number"), part(fps=1e300)),
+    "a word that clips do not know": (("rows.jsonl:1", "__class__"), part(__class__="os")),
+}
+PASSING: dict[str, Make] = {
+    "a picture that is transparent all over": with_file("a.png", stored(CLEAR, "PNG")),
+    "a transparent picture of 81 million pixels": with_file("a.png", stored(Image.new("LA", (9_000, 9_000)), "PNG")),
+    "a colour for transparency that no pixel has": with_file(
+        "a.png", stored(Image.new("RGB", (64, 48)), "PNG", transparency=(9, 9, 9))
+    ),
+    "transparent frames": clip(lambda path: Path(write_transparent(path.with_suffix(".mov"), "png", "rgba")).rename(path)),
+    "a mirrored clip": turned(-1, 0, 0, 1),
+}
 ATTACKS = [
     *(Attack("data", f"data check: {name}", partial(check, *case)) for name, case in CHECKS.items()),
     Attack("data", "a run on shares as pixels", partial(train, *CHECKS["shares as pixels"])),
@@ -324,8 +415,8 @@ ATTACKS = [
     Attack("data", "a file that would clear the screen", terminal),
     Attack("data", "data split of pictures inside a parquet file", split_of_cells),
     Attack("data", "data convert of a tar whose names would choose files", names_of_a_tar),
-    Attack("data", "data split by shares that are no numbers", split_shares),
-    Attack("data", "data split into a part outside its folder", split_over_itself),
+    Attack("data", "data split by shares that are no numbers", partial(split, "train=nan", "shares above 0")),
+    Attack("data", "data split into a part outside its folder", partial(split, "sub/train=0.5", "name")),
     Attack("data", "data convert without any picture", partial(convert, ("none of the 1 pictures",), coco("gone.png"))),
     Attack(
         "data",
@@ -337,4 +428,8 @@ ATTACKS = [
     Attack("data", "data convert of a number", partial(convert, ("does not have the layout",), "7")),
     Attack("data", "data convert of 100,000 brackets", partial(convert, ("is not JSON",), "[" * 100_000)),
     Attack("data", "data convert of a pickle that runs a command", pickled_refs),
+    *(Attack("data", f"data check: {name}", partial(check, *case)) for name, case in REFUSED.items()),
+    *(Attack("data", f"data check: {name} passes", partial(fine, make)) for name, make in PASSING.items()),
+    Attack("data", "hostile questions to negate", negate_anything),
+    Attack("data", "answers that are no letter, inverted", invert_odd_answers),
 ]

@@ -1,11 +1,26 @@
-"""Attacks by disks: no room for a file. The kernel's limit on the length of files stands for a disk that is full."""
+"""Attacks by disks: no room for a file, and a kill before every file operation of a save.
 
+The kernel's limit on the length of files stands for a disk that is full.
+"""
+
+import builtins
 import json
+import os
 import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tests.attacks.attack import Attack, expect_done, expect_sentence, limit_memory, run_mmrl
+import torch
+
+from mmrl.core.ranks import Ranks
+from mmrl.training.checkpoints import save as files
+from mmrl.training.checkpoints.save import Checkpoints
+from tests.attacks.attack import Attack, expect_done, refused, run_mmrl
 
 FULL = "bytes are free there): make room there, then "
 LIMIT = 3000
@@ -22,11 +37,6 @@ RUN = ("train", "tiny/image", "output=run", "evaluation={}", "evaluate_every=0",
 ALONE = 'reward=[{use = "./mine.py:fills"}]'
 
 
-def limit_files() -> None:
-    limit_memory()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
-
-
 def no_halves(folder: Path) -> None:
     """Expect no file that is half written under another name."""
     left = [file.name for file in folder.rglob("*") if file.suffix in (".new", ".tmp", ".partial", ".gone")]
@@ -35,38 +45,118 @@ def no_halves(folder: Path) -> None:
 
 def while_training(calls: int, words: tuple[str, ...], folder: Path) -> str:
     """The disk is full after some rewards: a sentence that names the file, and the run goes on once there is room."""
-    (folder / "mine.py").write_text(REWARD.format(calls=calls, limit=LIMIT))
-    outcome = expect_sentence(
-        run_mmrl([*RUN, ALONE], folder, limit_s=240), "could not be written", "bytes are free there", *words
-    )
+    said = ("could not be written", "bytes are free there", "mmrl train --resume", *words)
+    told = refused([*RUN, ALONE], said, folder, {"mine.py": REWARD.format(calls=calls, limit=LIMIT)}, limit_s=240)
     no_halves(folder)
     (folder / "mine.py").write_text(REWARD.format(calls=10**9, limit=LIMIT))
     expect_done(run_mmrl(["train", "--resume", "run"], folder, limit_s=240))
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "reward/total" in line] == [1, 2, 3], (
-        f"afterwards the run holds the steps {[line['step'] for line in lines]}"
-    )
-    return f"{outcome}, and resumed"
+    steps = [line["step"] for line in lines if "reward/total" in line]
+    assert steps == [1, 2, 3], f"afterwards the run holds the steps {steps}"
+    return f"{told}, and resumed"
 
 
-def command(arguments: tuple[str, ...], words: tuple[str, ...], folder: Path) -> str:
+def written(option: str, file: str, folder: Path) -> str:
     """A command that writes a file for which there is no room; the old file stays."""
     rows = [{"prompt": f"a fox, {i}", "completion": "x" * 500} for i in range(20)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "out.jsonl").write_text("old")
-    outcome = expect_sentence(run_mmrl(list(arguments), folder, limit_s=120, before=limit_files), "out", FULL, *words)
+    files = {"rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows), "out.jsonl": "old"}
+    command = ["reward", "score", "length", "rows.jsonl", option, file]
+    told = refused(command, ["out", FULL], folder, files, limit_s=120, before=limit_files)
     no_halves(folder)
     assert (folder / "out.jsonl").read_text() == "old", "the file that was there is gone"
-    return outcome
+    return told
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
+
+
+OPERATIONS: dict[Any, tuple[str, ...]] = {
+    os: ("fsync", "rename", "mkdir", "rmdir", "unlink", "open", "scandir"),
+    builtins: ("open",),
+    files.Hashed: ("write", "finish"),
+}
+KILLED = 9
+MOST = 500
+
+
+def state(step: int) -> dict[str, Any]:
+    weights = torch.full((1000,), float(step))
+    return {"index": step, "policy": {"w": weights}, "optimizer": {"m": -weights}}
+
+
+def die_at(number: int) -> None:
+    """Let this process end, as SIGKILL would end it, before its file operation of this number."""
+    count = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                os._exit(KILLED)
+            return function(*given, **named)
+
+        return run
+
+    for holder, names in OPERATIONS.items():
+        for name in names:
+            setattr(holder, name, counted(getattr(holder, name)))
+
+
+def save_and_die(folder: Path, number: int, step: int) -> int:
+    """Save a checkpoint of this step in a process that dies before an operation: its exit code."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            die_at(number)
+            Checkpoints(folder, keep=1).save(step, state(step), Ranks())
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at_every_operation(again: bool, folder: Path) -> str:
+    """Whatever the operation: a whole checkpoint is there, of the old step or the new one, and nothing half-written after it."""
+    first = folder / "first"
+    Checkpoints(first, keep=1).save(1, state(1), Ranks())
+    for number in range(1, MOST):
+        place = Path(shutil.copytree(first, folder / f"at-{number}"))
+        code = save_and_die(place, number, 1 if again else 2)
+        assert code in (0, KILLED), f"the save ended with {code} at operation {number}"
+        found = Checkpoints(place, keep=1).recover()
+        loaded = Checkpoints(place, keep=1).load()
+        step = loaded["index"]
+        assert step == found and step in (1, 2) and torch.equal(loaded["policy"]["w"], state(step)["policy"]["w"]), (
+            f"killed at operation {number}, step {step} was found, or weights of another"
+        )
+        Checkpoints(place, keep=1).save(3, state(3), Ranks())
+        left = sorted(path.name for path in place.iterdir())
+        assert left == ["step-3"], f"killed at operation {number}, {left} is left after the next save"
+        shutil.rmtree(place)
+        if code == 0:
+            return f"{number - 1} operations"
+    raise AssertionError(f"a save takes more than {MOST} operations")
+
+
+def attack(again: bool, folder: Path) -> str:
+    """The same in a process without threads, which may be forked."""
+    words = [sys.executable, "-m", "tests.attacks.disks", str(folder), *(["again"] if again else [])]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert not done.returncode, (done.stderr.strip().splitlines() or ["it failed"])[-1][-300:]
+    return done.stdout.strip()
 
 
 ATTACKS = [
-    Attack("disks", "no room for samples in the first step", partial(while_training, 0, ("mmrl train --resume", "samples"))),
-    Attack("disks", "no room after a checkpoint", partial(while_training, 5, ("mmrl train --resume", "run"))),
-    Attack(
-        "disks", "no room for scores", partial(command, ("reward", "score", "length", "rows.jsonl", "--out", "out.jsonl"), ())
-    ),
-    Attack(
-        "disks", "no room for a page", partial(command, ("reward", "score", "length", "rows.jsonl", "--html", "out.html"), ())
-    ),
+    Attack("disks", "no room for samples in the first step", partial(while_training, 0, ("samples",))),
+    Attack("disks", "no room after a checkpoint", partial(while_training, 5, ("run",))),
+    Attack("disks", "no room for scores", partial(written, "--out", "out.jsonl")),
+    Attack("disks", "no room for a page", partial(written, "--html", "out.html")),
+    Attack("checkpoints", "killed before every file operation of a save", partial(attack, False)),
+    Attack("checkpoints", "killed before every file operation of a save over the same step", partial(attack, True)),
 ]
+
+if __name__ == "__main__":
+    sys.stdout.write(f"whole after a kill before each of {killed_at_every_operation('again' in sys.argv, Path(sys.argv[1]))}")

@@ -1,9 +1,8 @@
 """Attacks by models: checkpoints that are broken, cut, poisoned or not what they say."""
 
 import json
-import os
+import pickle
 import shutil
-import socket
 import threading
 from collections.abc import Callable
 from functools import cache, partial
@@ -11,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.policies.flow.dry_run import load_meta
-from tests.attacks.attack import Attack, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, Bomb, refused
 from tests.policies.flow.test_damaged_configs import walk
+from tests.support.rude_servers import RUDE, rude
 
 Damage = Callable[[Path], object]
 """Does something to a model in a folder."""
 _LOCK = threading.Lock()
-Q = "model.layers.0.self_attn.q_proj.weight"
+Q, K = (f"model.layers.0.self_attn.{part}_proj.weight" for part in "qk")
 PART = "diffusion_pytorch_model.safetensors"
+SMALL = ("policy.model=./model", "output=run", "evaluation={}")
+TRAIN = {"text": ("train", "tiny/image", *SMALL), "flow": ("train", "tiny/flow", *SMALL)}
 
 
 @cache
@@ -36,8 +38,8 @@ def tiny(kind: str, folder: Path) -> Path:
 
 
 @cache
-def _clip() -> bytes:
-    """The weights of a tiny CLIP; its configuration lies beside them in CLIP_CONFIG."""
+def _clip() -> tuple[bytes, bytes]:
+    """The configuration of a tiny CLIP, and its weights."""
     import tempfile
 
     from transformers import CLIPConfig, CLIPModel
@@ -48,16 +50,16 @@ def _clip() -> bytes:
         CLIPModel(CLIPConfig(text_config=text, vision_config={**small, "image_size": 28, "patch_size": 7})).save_pretrained(
             folder
         )
-        return b"\0\0\0\0".join((Path(folder) / name).read_bytes() for name in ("config.json", "model.safetensors"))
+        return Path(folder, "config.json").read_bytes(), Path(folder, "model.safetensors").read_bytes()
 
 
-def change(file: str, damage: Callable[[dict[str, Any]], object], folder: Path) -> None:
+def change(file: str, damage: Callable[[dict[str, Any]], object], folder: Path, notes: dict[str, str] | None = None) -> None:
     """Rewrite a file of weights."""
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / file)
     damage(weights)
-    save_file(weights, folder / file, {"format": "pt"})
+    save_file(weights, folder / file, notes or {"format": "pt"})
 
 
 def config(file: str, path: str, value: object, folder: Path) -> None:
@@ -76,21 +78,17 @@ def write(file: str, data: bytes, folder: Path) -> None:
 
 
 def cut(file: str, left: float, folder: Path) -> None:
-    """Keep a share of a file."""
-    data = (folder / file).read_bytes()
-    (folder / file).write_bytes(data[: int(left * len(data))])
+    """Keep a share of the file that has this name, or one like it."""
+    [found] = folder.glob(file)
+    found.write_bytes(found.read_bytes()[: int(left * found.stat().st_size)])
 
 
 def fill(name: str, value: float) -> Callable[[dict[str, Any]], object]:
     return lambda weights: weights[name].flatten()[:1].fill_(value)
 
 
-def extra(weights: dict[str, Any]) -> None:
-    weights["payload.weight"] = next(iter(weights.values())).clone()
-
-
-def transpose(name: str) -> Callable[[dict[str, Any]], object]:
-    return lambda weights: weights.update({name: weights[name].T.contiguous()})
+def extra(weights: dict[str, Any], name: str = "payload.weight") -> None:
+    weights[name] = next(iter(weights.values())).clone()
 
 
 def rename(weights: dict[str, Any]) -> None:
@@ -101,10 +99,9 @@ def rename(weights: dict[str, Any]) -> None:
 def train(kind: str, words: tuple[str, ...], damage: Damage, folder: Path) -> str:
     """Train on a damaged model: refused, named, and no run folder is left with a checkpoint."""
     damage(tiny(kind, folder))
-    name = "tiny/flow" if kind == "flow" else "tiny/image"
-    ended = run_mmrl(["train", name, "policy.model=./model", "output=run", "evaluation={}", "evaluate_every=0"], folder)
+    told = refused([*TRAIN[kind], "evaluate_every=0"], words, folder)
     assert not list(folder.glob("run/checkpoints/*")), "it was trained on"
-    return expect_sentence(ended, *words)
+    return told
 
 
 def every_part(first: int, folder: Path) -> str:
@@ -120,9 +117,7 @@ def adapter(kind: str, words: tuple[str, ...], damage: Damage, folder: Path) -> 
     with _LOCK:
         save_adapter(kind, folder / "model", folder / "adapter")
     damage(folder / "adapter")
-    name = "tiny/flow" if kind == "flow" else "tiny/image"
-    lora = 'policy.lora={adapter = "./adapter"}'
-    return expect_sentence(run_mmrl(["train", name, "policy.model=./model", lora, "output=run", "evaluation={}"], folder), *words)
+    return refused([*TRAIN[kind], 'policy.lora={adapter = "./adapter"}'], words, folder)
 
 
 def save_adapter(kind: str, model: Path, folder: Path) -> None:
@@ -152,86 +147,53 @@ def without_layer(weights: dict[str, Any]) -> None:
         weights.pop(key)
 
 
-def with_head(weights: dict[str, Any]) -> None:
-    weights["base_model.model.lm_head.weight"] = next(iter(weights.values())).clone()
-
-
 def of_adapter(damage: Callable[[dict[str, Any]], object], folder: Path) -> None:
     """Rewrite the weights of an adapter; its notes stay."""
     from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
 
-    file = next(folder.glob("*.safetensors"))
+    [file] = folder.glob("*.safetensors")
     with safe_open(file, "pt") as opened:
         notes = opened.metadata()
-    weights = load_file(file)
-    damage(weights)
-    save_file(weights, file, notes)
-
-
-def cut_adapter(folder: Path) -> None:
-    cut(next(folder.glob("*.safetensors")).name, 0.9, folder)
+    change(file.name, damage, folder, notes)
 
 
 def clip(words: tuple[str, ...], damage: Damage, folder: Path) -> str:
     """Score a picture with a damaged CLIP."""
-    from PIL import Image
-
     with _LOCK:
-        settings, _, weights = _clip().partition(b"\0\0\0\0")
+        settings, weights = _clip()
     (folder / "model").mkdir()
     (folder / "model/config.json").write_bytes(settings)
     (folder / "model/model.safetensors").write_bytes(weights)
     damage(folder / "model")
-    Image.new("RGB", (32, 32), "red").save(folder / "a.png")
-    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "a fox", "image": "a.png"}) + "\n")
-    ended = run_mmrl(["reward", "score", "clip_score", "rows.jsonl", "model=./model"], folder)
-    return expect_sentence(ended, *words)
+    return refused(["reward", "score", "clip_score", "rows.jsonl", "model=./model"], words, folder, lay_row)
 
 
 def huge_architecture(folder: Path) -> str:
     """A checkpoint of two numbers for a reward whose default architecture has a billion weights."""
     import torch
-    from PIL import Image
 
     torch.save({"visual.proj": torch.zeros(2)}, folder / "HPS_v2.1_compressed.pt")
+    words = ("loading open_clip ViT-H-14", "does not hold the weights of the class CLIP")
+    return refused(["reward", "score", "hps_v2", "rows.jsonl", "checkpoint=."], words, folder, lay_row, limit_s=45)
+
+
+def lay_row(folder: Path) -> None:
+    """A row to score, and its picture."""
+    from PIL import Image
+
     Image.new("RGB", (32, 32), "red").save(folder / "a.png")
     (folder / "rows.jsonl").write_text(json.dumps({"prompt": "a fox", "image": "a.png"}) + "\n")
-    ended = run_mmrl(["reward", "score", "hps_v2", "rows.jsonl", "checkpoint=."], folder, limit_s=45)
-    return expect_sentence(ended, "loading open_clip ViT-H-14", "does not hold the weights of the class CLIP")
 
 
 def silent_hub(drip: bool, folder: Path) -> str:
     """A hub that takes connections and says nothing, or one header after another."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        held: list[socket.socket] = []
-        ended = threading.Event()
-
-        def accept() -> None:
-            while not ended.is_set():
-                try:
-                    connection = listening.accept()[0]
-                except OSError:
-                    return
-                held.append(connection)
-                if drip:
-                    threading.Thread(target=send, args=(connection,), daemon=True).start()
-
-        def send(connection: socket.socket) -> None:
-            try:
-                connection.sendall(b"HTTP/1.1 200 OK\r\n")
-                while not ended.wait(0.2):
-                    connection.sendall(b"X-More: yes\r\n")
-            except OSError:
-                return
-
-        threading.Thread(target=accept, daemon=True).start()
-        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{listening.getsockname()[1]}", "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder)}
-        try:
-            done = run_mmrl(["train", "tiny/image", "policy.model=some/model", "output=run"], folder, limit_s=40, env=hub)
-        finally:
-            ended.set()
-    return expect_sentence(done, "did not answer within", "HF_HUB_OFFLINE=1")
+    with rude(RUDE["headers that drip" if drip else "silence"]) as server:
+        hub = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder)}
+        run, words = (
+            ["train", "tiny/image", "policy.model=some/model", "output=run"],
+            ["did not answer within", "HF_HUB_OFFLINE=1"],
+        )
+        return refused(run, words, folder, limit_s=40, env=hub)
 
 
 def code(folder: Path) -> None:
@@ -242,35 +204,27 @@ def code(folder: Path) -> None:
     config("config.json", "model_type", "evil", folder)
 
 
-def no_code(folder: Path) -> str:
-    found = train("text", ("trust_remote_code",), code, folder)
-    assert not (folder / "ran").exists(), "the code of the repository ran"
-    return found
+def not_run(word: str, damage: Damage, folder: Path) -> str:
+    """Train on a model with code in it, which would leave a file."""
+    told = train("text", (word,), damage, folder)
+    assert not (folder / "ran").exists(), "the code ran"
+    return told
 
 
 def pickled(folder: Path) -> None:
-    """Weights as a pickle that runs a command when it is read."""
-    import pickle
-
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.system, (f"touch {folder.parent / 'ran'}",)
-
+    """Weights as a pickle that does something when it is read."""
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Evil()}))
-
-
-def no_pickle(folder: Path) -> str:
-    found = train("text", ("policy.model",), pickled, folder)
-    assert not (folder / "ran").exists(), "the pickle ran a command"
-    return found
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Bomb(folder.parent / "ran")}))
 
 
 M, C = "model.safetensors", "config.json"
 TEXT: dict[str, tuple[tuple[str, ...], Damage]] = {
     "a tensor is missing": (("1 missing", "q_proj"), partial(change, M, lambda weights: weights.pop(Q))),
     "a tensor too many": (("1 unexpected", "payload.weight"), partial(change, M, extra)),
-    "a tensor of another shape": (("of another shape", "k_proj"), partial(change, M, transpose(Q.replace("q_proj", "k_proj")))),
+    "a tensor of another shape": (
+        ("of another shape", "k_proj"),
+        partial(change, M, lambda weights: weights.update({K: weights[K].T.contiguous()})),
+    ),
     "all layers renamed": (("missing",), partial(change, M, rename)),
     "NaN in one weight": (("NaN or infinity", "q_proj"), partial(change, M, fill(Q, float("nan")))),
     "infinity in one weight": (("NaN or infinity",), partial(change, M, fill(Q, float("inf")))),
@@ -307,9 +261,12 @@ ADAPTERS: dict[str, tuple[tuple[str, ...], Damage]] = {
     "half of a layer is missing": (("policy.lora.adapter", "1 missing"), partial(of_adapter, without_first)),
     "a layer is missing": (("policy.lora.adapter", "missing"), partial(of_adapter, without_layer)),
     "NaN": (("policy.lora.adapter", "NaN"), partial(of_adapter, lambda weights: fill(min(weights), float("nan"))(weights))),
-    "cut short": (("policy.lora.adapter", "cut short"), cut_adapter),
+    "cut short": (("policy.lora.adapter", "cut short"), partial(cut, "*.safetensors", 0.9)),
 }
-HEAD = (("policy.lora.adapter", "weights of the model itself"), partial(of_adapter, with_head))
+HEAD = (
+    ("policy.lora.adapter", "weights of the model itself"),
+    partial(of_adapter, partial(extra, name="base_model.model.lm_head.weight")),
+)
 CLIPS: dict[str, tuple[tuple[str, ...], Damage]] = {
     "a tensor is missing": (
         ("1 missing", "visual_projection"),
@@ -327,8 +284,8 @@ ATTACKS = [
     Attack("models", "adapter of text: a head of its own", partial(adapter, "text", *HEAD)),
     *(Attack("models", f"adapter of pictures: {name}", partial(adapter, "flow", *case)) for name, case in ADAPTERS.items()),
     *(Attack("models", f"reward model: {name}", partial(clip, *case)) for name, case in CLIPS.items()),
-    Attack("models", "a repository with Python of its own", no_code),
-    Attack("models", "weights as a pickle that runs a command", no_pickle),
+    Attack("models", "a repository with Python of its own", partial(not_run, "trust_remote_code", code)),
+    Attack("models", "weights as a pickle that runs a command", partial(not_run, "policy.model", pickled)),
     Attack("models", "a tiny checkpoint for a reward of a billion weights", huge_architecture),
     Attack("models", "a hub that never answers", partial(silent_hub, False)),
     Attack("models", "a hub that drips headers", partial(silent_hub, True)),

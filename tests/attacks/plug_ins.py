@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from tests.attacks.attack import Attack, Ended, expect_clean, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, Ended, expect_clean, expect_done, expect_sentence, refused, run_mmrl
 
 ANSWER = "[0.0] * len(group.samples)"
 FAST = ("evaluation.num_prompts=0", "data.size=8", "steps=1", "prompts_per_step=1", "algorithm.group_size=2")
@@ -31,50 +31,34 @@ def refused_at_build(reward: str, words: tuple[str, ...], folder: Path) -> str:
 
 def failed_in_call(body: str, words: tuple[str, ...], folder: Path) -> str:
     """The reward counts as failed, and the run stops with a sentence that names it."""
-    return failed_as_written(
-        f"import asyncio, os, sys, torch\ndef mine(group):\n    {body}\n    return {ANSWER}\n", words, folder
-    )
+    return "failed: " + failed(CALLED.format(body), words, folder)
 
 
-def failed_as_written(reward: str, words: tuple[str, ...], folder: Path) -> str:
-    return "failed: " + expect_sentence(train(folder, reward), "reward 'mine'", *words)
-
-
-def refused_answer(answer: str, words: tuple[str, ...], folder: Path) -> str:
-    reward = f"def mine(group):\n    return {answer}\n"
-    return expect_sentence(train(folder, reward), "reward 'mine'", *words)
+def failed(reward: str, words: tuple[str, ...], folder: Path, *settings: str) -> str:
+    return expect_sentence(train(folder, reward, *settings), "reward 'mine'", *words)
 
 
 def foreign(text: str, use: str, words: tuple[str, ...], folder: Path) -> str:
-    (folder / "mine.py").write_text(text)
-    words_of_run = ["train", "tiny/t2i", "policy.model=tiny:sd3", f"reward=[{{use='{use}'}}]", "output=run"]
-    return expect_sentence(run_mmrl(words_of_run, folder), *words)
+    run = ["train", "tiny/t2i", "policy.model=tiny:sd3", f"reward=[{{use='{use}'}}]", "output=run"]
+    return refused(run, words, folder, {"mine.py": text})
 
 
 def in_a_process(body: str, words: tuple[str, ...], folder: Path) -> str:
-    reward = f"import os, sys\ndef mine(group):\n    {body}\n    return {ANSWER}\n"
     settings = "reward=[{use='./mine.py:mine', timeout_s=20.0, call={where='process'}}]"
-    return "failed: " + expect_sentence(train(folder, reward, settings), "reward 'mine'", *words)
+    return "failed: " + failed(CALLED.format(body), words, folder, settings)
 
 
 def only_logged(body: str, folder: Path) -> str:
     """A reward of weight 0 fails alone: the run trains on."""
-    reward = f"import os, sys, asyncio\ndef mine(group):\n    {body}\n    return {ANSWER}\n"
     rewards = "reward=[{use='length', high=4, slope=32}, {use='./mine.py:mine', weight=0.0}]"
-    return expect_done(train(folder, reward, rewards), "reward 'mine' failed on", "report:")
+    return expect_done(train(folder, CALLED.format(body), rewards), "reward 'mine' failed on", "report:")
 
 
 def data_set(text: str, words: tuple[str, ...], folder: Path) -> str:
-    (folder / "mine.py").write_text(text)
-    ended = run_mmrl(["train", "tiny/image", "data={use='./mine.py:mine'}", "output=run"], folder)
+    run = ["train", "tiny/image", "data={use='./mine.py:mine'}", "output=run"]
+    told = refused(run, ("mine.py", *words), folder, {"mine.py": text})
     expect_no_empty_run(folder)
-    return expect_sentence(ended, "mine.py", *words)
-
-
-def part(text: str, words: tuple[str, ...], folder: Path) -> str:
-    (folder / "mine.py").write_text(text)
-    setting = "algorithm.advantage={use='./mine.py:mine'}"
-    return expect_sentence(run_mmrl(["train", "tiny/image", *FAST, setting, "output=run"], folder), "mine.py", *words)
+    return told
 
 
 def traceback_is_chained(folder: Path) -> str:
@@ -86,11 +70,8 @@ def traceback_is_chained(folder: Path) -> str:
     return "the cause is shown"
 
 
-def long_error(folder: Path) -> str:
-    body = "raise ValueError('\\x1b]0;owned\\x07' + 'x' * 10**6)"
-    return failed_in_call(body, ("ValueError", "characters"), folder)
-
-
+LONG_ERROR = "raise ValueError('\\x1b]0;owned\\x07' + 'x' * 10**6)"
+CALLED = "import asyncio, os, sys, torch\ndef mine(group):\n    {}\n    return " + ANSWER + "\n"
 GUARD = "import asyncio, os, sys, torch\n{}\ndef mine(group):\n    return " + ANSWER + "\n"
 IMPORTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("sys.exit() when it is loaded", "sys.exit()", ("SystemExit", "line 2")),
@@ -126,13 +107,17 @@ CLASS = (
 )
 FACTORY = "def mine(device):\n    return lambda images, prompts, metadata: ([0.0] * len(prompts), {})\n"
 SCORER = "def mine(device, score_dict):\n    ...\n"
+PART = ["train", "tiny/image", *FAST, "algorithm.advantage={use='./mine.py:mine'}", "output=run"]
 LEAVES = "import sys\ndef mine():\n    sys.exit(0)\n"
 ASYNC = "async def mine(group):\n    raise SystemExit(0)\n"
 
 ATTACKS = [
     *(Attack("plug-ins", name, partial(refused_at_build, GUARD.format(body), words)) for name, body, words in IMPORTS),
     *(Attack("plug-ins", f"in a call: {name}", partial(failed_in_call, body, words)) for name, body, words in CALLS),
-    *(Attack("plug-ins", f"an answer: {name}", partial(refused_answer, answer, words)) for name, answer, words in ANSWERS),
+    *(
+        Attack("plug-ins", f"an answer: {name}", partial(failed, f"def mine(group):\n    return {answer}\n", words))
+        for name, answer, words in ANSWERS
+    ),
     Attack("plug-ins", "sys.exit() when it is made", partial(refused_at_build, CLASS.format("sys.exit()"), ("line 4",))),
     Attack(
         "plug-ins",
@@ -140,27 +125,23 @@ ATTACKS = [
         partial(refused_at_build, "def mine(group):\n    import no_such_package\n", ("no_such_package", "line 2", "pip install")),
     ),
     Attack("plug-ins", "not Python", partial(refused_at_build, "def mine(:\n", ("line 1 is not Python",))),
-    Attack("plug-ins", "a coroutine that leaves", partial(failed_as_written, ASYNC, ("SystemExit",))),
+    Attack("plug-ins", "a coroutine that leaves", lambda folder: "failed: " + failed(ASYNC, ("SystemExit",), folder)),
     Attack("plug-ins", "sys.exit(0) in a process of its own", partial(in_a_process, "sys.exit(0)", ("SystemExit",))),
     Attack("plug-ins", "os._exit(0) in a process of its own", partial(in_a_process, "os._exit(0)", ("died",))),
     Attack("plug-ins", "a logged one that leaves", partial(only_logged, "sys.exit(0)")),
     Attack("plug-ins", "a logged one that changes the folder", partial(only_logged, "os.chdir('/')")),
     Attack("plug-ins", "a factory of flow_grpo without its prefix", partial(foreign, FACTORY, "./mine.py", ("flow_grpo:",))),
     Attack("plug-ins", "a factory that lacks a key", partial(foreign, SCORER, "flow_grpo:./mine.py", ("score_dict",))),
-    Attack("plug-ins", "an error of a million control characters", long_error),
+    Attack(
+        "plug-ins", "an error of a million control characters", partial(failed_in_call, LONG_ERROR, ("ValueError", "characters"))
+    ),
     Attack("plug-ins", "the cause under --traceback", traceback_is_chained),
-    Attack(
-        "plug-ins", "a data set that leaves", partial(data_set, "import sys\ndef mine():\n    sys.exit(0)\n", ("SystemExit",))
-    ),
-    Attack(
-        "plug-ins",
-        "a data set that leaves while it is read",
-        partial(data_set, LEAVES + "    yield\n", ("SystemExit",)),
-    ),
+    Attack("plug-ins", "a data set that leaves", partial(data_set, LEAVES, ("SystemExit",))),
+    Attack("plug-ins", "a data set that leaves while it is read", partial(data_set, LEAVES + "    yield\n", ("SystemExit",))),
     Attack("plug-ins", "a data set that raises KeyError", partial(data_set, "def mine():\n    return {}['a']\n", ("KeyError",))),
     Attack(
         "plug-ins",
         "an advantage that leaves",
-        partial(part, "import sys\ndef mine(scores, rollouts):\n    sys.exit(0)\n", ("SystemExit",)),
+        partial(refused, PART, ("mine.py", "SystemExit"), files={"mine.py": LEAVES.replace("()", "(scores, rollouts)", 1)}),
     ),
 ]

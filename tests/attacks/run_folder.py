@@ -10,11 +10,9 @@ from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 
-from tests.attacks.attack import Attack, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, expect_done, refused, run_mmrl
 
 SMALL = ["steps=1", "evaluation.num_prompts=2", "data.size=8", "audit_steps=1"]
-
-
 LOCK = Lock()
 """Attacks run side by side, and the run is trained once."""
 
@@ -34,9 +32,8 @@ def prepare(folder: Path) -> Path:
     return shutil.copytree(source, folder / "run")
 
 
-def refused(damage: Callable[[Path], object], command: list[str], words: tuple[str, ...], folder: Path) -> str:
+def damaged(damage: Callable[[Path], object], folder: Path) -> None:
     damage(prepare(folder))
-    return expect_sentence(run_mmrl(command, folder), *words)
 
 
 def borne(damage: Callable[[Path], object], command: list[str], words: tuple[str, ...], folder: Path) -> str:
@@ -55,14 +52,6 @@ def step(run: Path) -> Path:
 def cut(name: str, run: Path) -> None:
     file = run / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def write(name: str, text: str, run: Path) -> None:
-    (run / name).write_text(text)
-
-
-def remove(name: str, run: Path) -> None:
-    (run / name).unlink()
 
 
 def append(name: str, text: str, run: Path) -> None:
@@ -87,23 +76,11 @@ def flip(run: Path) -> None:
     file.write_bytes(bytes(data))
 
 
-def huge_rewards(run: Path) -> None:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines += [{"step": 2, "loss": 5e-324, "reward/total": "Infinity", "policy/kl": 1e308, "policy/entropy": -1e-310}]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def control_characters(run: Path) -> None:
-    append(
-        "warnings.jsonl", json.dumps({"step": 1, "level": "error", "text": "\x1b[2J\x07 <script>alert(1)</script>"}) + "\n", run
-    )
-
-
 def left_alone(folder: Path) -> str:
     """--resume with another --output writes nowhere."""
     run = prepare(folder)
     before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
-    told = expect_sentence(run_mmrl(["train", "--resume", "run", "--output", "other", "steps=2"], folder), "--output", "other")
+    told = refused([*RESUME, "--output", "other"], ["--output", "other"], folder)
     assert not (folder / "other").exists() and {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before, (
         "a refused resumption changed files"
     )
@@ -113,9 +90,7 @@ def left_alone(folder: Path) -> str:
 def trained_over(folder: Path) -> str:
     run = prepare(folder)
     before = (run / "metrics.jsonl").read_bytes()
-    told = expect_sentence(
-        run_mmrl(["train", "tiny/image", *SMALL, "--output", "run"], folder), "already holds a run", "--resume"
-    )
+    told = refused(["train", "tiny/image", *SMALL, "--output", "run"], ["already holds a run", "--resume"], folder)
     assert (run / "metrics.jsonl").read_bytes() == before, "the run was written over"
     return told
 
@@ -140,16 +115,28 @@ CHANGES = [
     ("another frozen part", 'policy.freeze=["vision"]', "policy.freeze"),
     ("another sampler", "sampler.kind=Streamed", "sampler.kind"),
 ]
+HUGE = {"step": 2, "loss": 5e-324, "reward/total": "Infinity", "policy/kl": 1e308, "policy/entropy": -1e-310}
+EVIL = {"step": 1, "level": "error", "text": "\x1b[2J\x07 <script>alert(1)</script>"}
 RESUME, REPORT = ["train", "--resume", "run", "steps=2"], ["report", "run"]
 REFUSED: list[tuple[str, Callable[[Path], object], list[str], tuple[str, ...]]] = [
     *((f"resumed with {name}", nothing, [*RESUME, word], (key, "was trained with")) for name, word, key in CHANGES),
     ("resumed with a config cut in half", partial(cut, "config.toml"), RESUME, ("config.toml",)),
-    ("resumed without a config", partial(remove, "config.toml"), RESUME, ("config.toml",)),
+    ("resumed without a config", lambda run: (run / "config.toml").unlink(), RESUME, ("config.toml",)),
     ("resumed with all checkpoint files torn", cut_all, RESUME, ("checkpoint",)),
     ("resumed with one bit of a checkpoint turned", flip, RESUME, ("checkpoint",)),
     ("resumed with an empty checkpoint", empty_checkpoint, RESUME, ("checkpoint",)),
-    ("a report of a line that is not JSON", partial(write, "metrics.jsonl", "{]\n{}\n"), REPORT, ("metrics.jsonl", "line 1")),
-    ("a report of a config that is not TOML", partial(write, "config.toml", "= ="), REPORT, ("config.toml", "TOML")),
+    (
+        "a report of a line that is not JSON",
+        lambda run: (run / "metrics.jsonl").write_text("{]\n{}\n"),
+        REPORT,
+        ("metrics.jsonl", "line 1"),
+    ),
+    (
+        "a report of a config that is not TOML",
+        lambda run: (run / "config.toml").write_text("= ="),
+        REPORT,
+        ("config.toml", "TOML"),
+    ),
     ("a report of no run", nothing, ["report", "."], ("neither config.toml nor metrics.jsonl",)),
     ("compared with a run that is not there", nothing, ["compare", "run", "gone"], ("gone",)),
     ("evaluated at a step that was never saved", nothing, ["eval", "run", "--step", "7"], ("step-7",)),
@@ -157,16 +144,19 @@ REFUSED: list[tuple[str, Callable[[Path], object], list[str], tuple[str, ...]]] 
 ]
 BORNE: list[tuple[str, Callable[[Path], object], list[str], tuple[str, ...]]] = [
     ("a report of a torn last line", partial(append, "metrics.jsonl", '{"step": 2, "lo'), REPORT, ()),
-    ("a report of numbers at both ends of float64", huge_rewards, REPORT, ()),
-    ("a report of control characters and scripts", control_characters, REPORT, ()),
+    ("a report of numbers at both ends of float64", partial(append, "metrics.jsonl", json.dumps(HUGE) + "\n"), REPORT, ()),
+    ("a report of control characters and scripts", partial(append, "warnings.jsonl", json.dumps(EVIL) + "\n"), REPORT, ()),
     ("a report without samples", lambda run: shutil.rmtree(run / "samples"), REPORT, ()),
-    ("a report without versions", partial(remove, "versions.json"), REPORT, ()),
+    ("a report without versions", lambda run: (run / "versions.json").unlink(), REPORT, ()),
     ("a report of torn changes", partial(append, "changes.jsonl", '{"step": 1, "ke'), REPORT, ()),
     ("compared with itself", nothing, ["compare", "run", "run"], ("settings are the same",)),
     ("a finished run resumed", nothing, ["train", "--resume", "run"], ("is finished", "steps=")),
 ]
 ATTACKS = [
-    *(Attack("run folder", name, partial(refused, damage, command, words)) for name, damage, command, words in REFUSED),
+    *(
+        Attack("run folder", name, partial(refused, command, words, files=partial(damaged, damage)))
+        for name, damage, command, words in REFUSED
+    ),
     *(Attack("run folder", name, partial(borne, damage, command, words)) for name, damage, command, words in BORNE),
     Attack("run folder", "resumed into another folder", left_alone),
     Attack("run folder", "a new run in a used folder", trained_over),

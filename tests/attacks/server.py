@@ -1,8 +1,9 @@
-"""Attacks on the reward server: the real program, spoken to by raw sockets on this machine."""
+"""Attacks on the reward server: the real program, spoken to by raw sockets on this machine; its spec and its environment."""
 
 import hashlib
 import io
 import json
+import resource
 import signal
 import socket
 import threading
@@ -17,8 +18,8 @@ import httpx
 from PIL import Image
 
 from mmrl.serving import wire
-from tests.attacks._reward_server import TOKEN, a_group, expect_status, head, pour, read_all, running
-from tests.attacks.attack import Attack
+from tests.attacks._reward_server import REWARDS, TOKEN, a_group, expect_status, head, pour, read_all, running
+from tests.attacks.attack import Attack, expect_sentence, run_mmrl
 
 
 def endless_body(method: str, path: str, token: str | None, codes: tuple[int, ...], chunked: bool, folder: Path) -> str:
@@ -80,17 +81,8 @@ def many_names(folder: Path) -> str:
 
 def tokens(folder: Path) -> str:
     """Words that are not the token."""
-    wrong = (
-        "",
-        "Bearer",
-        "Bearer ",
-        "Bearer x",
-        f"Basic {TOKEN}",
-        TOKEN,
-        f"Bearer {TOKEN}x",
-        f"Bearer {TOKEN[:-1]}",
-        "Bearer \xe9",
-    )
+    wrong = ["", "Bearer", "Bearer ", "Bearer x", f"Basic {TOKEN}", TOKEN]
+    wrong += [f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer \xe9"]
     with running(folder) as server:
         for value in wrong:
             for method, path in (("GET", "/metrics"), ("GET", "/v1/rewards"), ("POST", "/v1/score/length")):
@@ -147,11 +139,6 @@ def picture_bomb(folder: Path) -> str:
     return body(lambda _: wire.pack_group(a_group("a", str(folder / "bomb.png"))), (413,), folder)
 
 
-def many_arrays(_: bytes) -> bytes:
-    entries = {f"a{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(20_000)}
-    return message({}, entries)(b"")
-
-
 def stop_while(number: int, folder: Path) -> str:
     """A signal while one request is scored, one waits, and one body stands still."""
     with running(folder) as server:
@@ -186,16 +173,10 @@ def bad_reward(name: str, folder: Path) -> str:
     return f"told: {raised.pop()}"
 
 
-def small_files() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
-
 def full_disk(folder: Path) -> str:
     """No room for the files of a request: the client is told to come back."""
     (folder / "large.bin").write_bytes(b"\0" * 100_000)
-    with running(folder, before=small_files) as server:
+    with running(folder, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))) as server:
         answer = server.post("looks", wire.pack_group(a_group("a", str(folder / "large.bin"))))
         assert answer.status_code == 503 and "retry-after" in answer.headers and not server.files(), (
             f"answered {answer.status_code}: {answer.text[:200]}, files {server.files()}"
@@ -206,12 +187,9 @@ def full_disk(folder: Path) -> str:
 def odd_suffix(folder: Path) -> str:
     """A file whose ending is a path stays in the request's folder."""
 
-    def change(packed: bytes) -> bytes:
-        return packed.replace(b'\\".py\\"', b'\\"/x\\"')
-
     with running(folder) as server:
         packed = wire.pack_group(a_group("a", str(folder / "mine.py")))
-        changed = change(packed)
+        changed = packed.replace(b'\\".py\\"', b'\\"/x\\"')
         changed = (len(changed) - len(packed) + int.from_bytes(packed[:8], "little")).to_bytes(8, "little") + changed[8:]
         answer = server.post("looks", changed)
         assert answer.status_code in (200, 400) and not server.files(), f"answered {answer.status_code}: {answer.text[:200]}"
@@ -239,7 +217,10 @@ def expect_continue(folder: Path) -> str:
     return expect_status(answer, 401)
 
 
-A_PICTURE = {"a": {"dtype": "U8", "shape": [10**9, 10**9, 3], "data_offsets": [0, 0]}}
+def array(shape: list[Any], end: int = 0, dtype: str = "U8") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}
+
+
 BODIES: dict[str, tuple[Callable[[bytes], bytes], tuple[int, ...]]] = {
     "no bytes": (lambda _: b"", (400,)),
     "a pickle": (lambda _: b"\x80\x04\x95" + b"x" * 50, (400,)),
@@ -247,19 +228,13 @@ BODIES: dict[str, tuple[Callable[[bytes], bytes], tuple[int, ...]]] = {
     "deep nesting": (message('{"protocol": 1, "value": ' + "[" * 100_000 + "]" * 100_000 + "}"), (400,)),
     "a number of 5,000 digits": (message('{"protocol": 1, "value": ' + "9" * 5000 + "}"), (400,)),
     "another type": (message({"$type": "os.system", "command": "true"}), (400,)),
-    "a picture of 10^18 pixels that is not there": (message({}, A_PICTURE), (413,)),
-    "a shape of text": (message({}, {"a": {"dtype": "U8", "shape": ["x"], "data_offsets": [0, 0]}}), (400,)),
-    "a negative shape": (message({"$image": "a"}, {"a": {"dtype": "U8", "shape": [-1, 5], "data_offsets": [0, 0]}}), (400,)),
-    "a picture without sides": (
-        message({"$image": "a"}, {"a": {"dtype": "U8", "shape": [0, 0, 3], "data_offsets": [0, 0]}}),
-        (400,),
-    ),
-    "a picture of seven channels": (
-        message({"$image": "a"}, {"a": {"dtype": "U8", "shape": [1, 1, 7], "data_offsets": [0, 7]}}, b"\0" * 7),
-        (400,),
-    ),
-    "20,000 arrays": (many_arrays, (413,)),
-    "an unknown dtype": (message({"$array": "a"}, {"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}, b"\0"), (400,)),
+    "a picture of 10^18 pixels that is not there": (message({}, {"a": array([10**9, 10**9, 3])}), (413,)),
+    "a shape of text": (message({}, {"a": array(["x"])}), (400,)),
+    "a negative shape": (message({"$image": "a"}, {"a": array([-1, 5])}), (400,)),
+    "a picture without sides": (message({"$image": "a"}, {"a": array([0, 0, 3])}), (400,)),
+    "a picture of seven channels": (message({"$image": "a"}, {"a": array([1, 1, 7], 7)}, b"\0" * 7), (400,)),
+    "20,000 arrays": (message({}, {f"a{i}": array([0]) for i in range(20_000)}), (413,)),
+    "an unknown dtype": (message({"$array": "a"}, {"a": array([2], 1, "F4")}, b"\0"), (400,)),
     "control characters": (message({"$type": "\x1b[2J\r\n\0"}), (400,)),
     "half a message": (lambda packed: packed[: len(packed) // 2], (400,)),
     "another protocol": (lambda packed: packed.replace(b'protocol\\": 1', b'protocol\\": 9'), (400,)),
@@ -293,6 +268,52 @@ RAW = {
     "a path that climbs": (head("GET", "/v1/score/../../../etc/passwd", "Connection: close"), (404,)),
 }
 HALF = head("POST", "/v1/score/length", "Content-Length: 100000")
+
+
+def spec(text: str, words: tuple[str, ...], folder: Path, token: str = TOKEN) -> str:
+    """A spec that cannot be meant: refused with the key, before anything says that it listens."""
+    (folder / "mine.py").write_text(REWARDS)
+    (folder / "spec.toml").write_text(text)
+    ended = run_mmrl(["reward", "serve", "spec.toml"], folder, env={"MMRL_REWARD_TOKEN": token})
+    assert "use =" not in ended.out and "tok-" not in ended.err, f"it said {ended.out + ended.err!r}"
+    return expect_sentence(ended, *words)
+
+
+def port_in_use(folder: Path) -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        return spec(f'port = {port}\n[[reward]]\nuse = "./mine.py:length"', (str(port), "another port"), folder)
+
+
+ONE = '[[reward]]\nuse = "./mine.py:length"\n'
+SPECS = {
+    "port -1": (f"port = -1\n{ONE}", ("port", "-1")),
+    "port 70000": (f"port = 70000\n{ONE}", ("port", "70000")),
+    "a port that is true": (f"port = true\n{ONE}", ("port",)),
+    "a port that is text": (f'port = "8500"\n{ONE}', ("port",)),
+    "a port that is a fraction": (f"port = 85.5\n{ONE}", ("port",)),
+    "a host that is a number": (f"host = 127\n{ONE}", ("host",)),
+    "a host that is a list": (f"host = []\n{ONE}", ("host",)),
+    "a host with a line end": (f'host = "127.0.0.1\\n"\n{ONE}', ("host",)),
+    "a host of others": (f'host = "192.0.2.1"\nport = 0\n{ONE}', ("192.0.2.1",)),
+    "max_body_mb = nan": (f"max_body_mb = nan\n{ONE}", ("max_body_mb",)),
+    "max_body_mb = inf": (f"max_body_mb = inf\n{ONE}", ("max_body_mb",)),
+    "max_body_mb = -1": (f"max_body_mb = -1\n{ONE}", ("max_body_mb",)),
+    "max_body_mb that is text": (f'max_body_mb = "1"\n{ONE}', ("max_body_mb",)),
+    "a million workers": (f"workers = 1000000\n{ONE}", ("workers is 1000000", "1 to 256")),
+    "a trillion samples": (f"max_samples = 1000000000000\n{ONE}", ("max_samples is 1000000000000", "1 to 65536")),
+    "workers = 0": (f"workers = 0\n{ONE}", ("workers",)),
+    "max_samples = 1.5": (f"max_samples = 1.5\n{ONE}", ("max_samples",)),
+    "a name with a slash": (f'{ONE}name = "a/b"', ("name", "a/b")),
+    "a name with a quote": (f"{ONE}name = 'a\"b'", ("name",)),
+    "a name that is a number": (f"{ONE}name = 5", ("name",)),
+    "an empty name": (f'{ONE}name = ""', ("name",)),
+    "a use that is a number": ("[[reward]]\nuse = 5", ("use",)),
+    "rewards that are text": ('reward = "length"', ("reward is 'length'",)),
+    "rewards that are numbers": ("reward = [1]", ("reward.0 is 1",)),
+    "deep nesting": ("a = " + "[" * 5000 + "]" * 5000, ("not TOML",)),
+    "a key that is unknown": (f"ports = 1\n{ONE}", ("ports", "port")),
+}
 ATTACKS = [
     *(
         Attack(
@@ -324,4 +345,9 @@ ATTACKS = [
         Attack("server", f"a reward that {name.replace('_', ' ')}", partial(bad_reward, name))
         for name in ("leaves", "cancels", "interrupts", "is_huge", "leaves_the_loop", "interrupts_the_loop")
     ),
+    *(Attack("server", f"a spec with {name}", partial(spec, *how)) for name, how in SPECS.items()),
+    Attack("server", "a port in use", port_in_use),
+    Attack("server", "listening to the world without a token", partial(spec, f'host = "0.0.0.0"\n{ONE}', ("token",), token="")),
+    Attack("server", "a token of blanks", partial(spec, ONE, ("MMRL_REWARD_TOKEN",), token=" \n")),
+    Attack("server", "a token with a line end inside", partial(spec, ONE, ("MMRL_REWARD_TOKEN",), token="tok-1\ntok-2")),
 ]

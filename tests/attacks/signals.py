@@ -5,14 +5,13 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from mmrl.app.cluster.supervise import descendants
-from tests.attacks.attack import Attack, expect_clean, expect_sentence, limit_memory, run_mmrl
+from tests.attacks.attack import Attack, begin, expect_clean, expect_done, expect_words, refused, run_mmrl
 
 LIMIT_S = 90.0
 SHORT = ("data.size=8", "evaluation.num_prompts=0", "policy.sampling.max_new_tokens=2", "prompts_per_step=1")
@@ -24,20 +23,10 @@ HANGS = "import time\ndef mine(*asked):\n    open('hangs', 'w').close()\n    tim
 SLOW_DATA = "import time\ndef mine():\n    open('loading', 'w').close()\n    time.sleep(60)\n"
 
 
-def start(folder: Path, *words: str, prefix: tuple[str, ...] = (), env: Mapping[str, str] | None = None, stderr: int = -1):
+def start(folder: Path, *words: str, prefix: tuple[str, ...] = (), stderr: int = subprocess.PIPE) -> "subprocess.Popen[str]":
     """`mmrl train` in a session of its own."""
-    return subprocess.Popen(
-        [*prefix, sys.executable, "-m", "mmrl", "train", *(words or ("tiny/image", *LONG))],
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE if stderr == -1 else stderr,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=limit_memory,
-    )
+    words = ("train", *(words or ("tiny/image", *LONG)))
+    return begin(words, folder, prefix=prefix, stdout=subprocess.DEVNULL, stderr=stderr)
 
 
 def wait_until(what: Callable[[], bool], process: subprocess.Popen[str], name: str) -> None:
@@ -67,8 +56,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
 def expect_saved(folder: Path, code: int, said: str, *words: str) -> str:
     assert code == 0, f"exit code {code}: {said[-300:]!r}"
     assert any((folder / "run" / "checkpoints").glob("step-*")), "no checkpoint"
-    missing = [word for word in words if word not in said]
-    assert not missing, f"the output does not name {missing}: {said[-300:]!r}"
+    expect_words(said, words)
     return "saved, exit code 0"
 
 
@@ -120,8 +108,8 @@ def under_nohup(folder: Path) -> str:
     process = start(folder, prefix=("nohup",))
     wait_until(lambda: has_trained(folder), process, "a step")
     process.send_signal(signal.SIGHUP)
-    lines = len((folder / "run" / "metrics.jsonl").read_text().splitlines())
     metrics = folder / "run" / "metrics.jsonl"
+    lines = len(metrics.read_text().splitlines())
     wait_until(lambda: len(metrics.read_text().splitlines()) > lines + 2, process, "another step after SIGHUP")
     process.send_signal(signal.SIGTERM)
     return "went on; " + expect_saved(folder, *end_of(process), "stopped by SIGTERM")
@@ -161,8 +149,7 @@ def while_it_is_built(number: signal.Signals, folder: Path) -> str:
 
 def started_together(folder: Path) -> str:
     """Three one-line runs at once."""
-    words = ("tiny/image", *SHORT, "steps=1")
-    processes = [start(folder, *words) for _ in range(3)]
+    processes = [start(folder, "tiny/image", *SHORT, "steps=1") for _ in range(3)]
     codes = [end_of(process) for process in processes]
     assert not any(code for code, _ in codes), f"exit codes {[code for code, _ in codes]}: {codes[0][1][-300:]!r}"
     runs = sorted(path.name for path in (folder / "runs").iterdir() if (path / "report.html").is_file())
@@ -174,21 +161,17 @@ def same_output(folder: Path) -> str:
     """A second run into the folder of one that is training."""
     first = start(folder)
     wait_until(lambda: has_trained(folder), first, "a step")
-    outcome = expect_sentence(run_mmrl(["train", "tiny/image", *LONG], folder), "already holds a run")
-    again = expect_sentence(run_mmrl(["train", "--resume", "run"], folder), "another process is training into")
+    refused(["train", "tiny/image", *LONG], ["already holds a run"], folder)
+    refused(["train", "--resume", "run"], ["another process is training into"], folder)
     first.send_signal(signal.SIGTERM)
     expect_saved(folder, *end_of(first))
-    return f"{outcome}, and resuming too" if again else ""
+    return "refused, and resuming too"
 
 
 def failed_start(words: tuple[str, ...], folder: Path) -> str:
-    outcome = expect_sentence(run_mmrl(["train", "tiny/image", *words], folder))
+    outcome = refused(["train", "tiny/image", *words], [], folder)
     assert not (folder / "runs").exists() and not (folder / "out").exists(), "a folder stayed"
     return f"{outcome}, no folder"
-
-
-def escape_in(words: tuple[str, ...], folder: Path) -> str:
-    return expect_sentence(run_mmrl(words, folder))
 
 
 def escape_on_a_terminal(folder: Path) -> str:
@@ -209,11 +192,12 @@ def escape_on_a_terminal(folder: Path) -> str:
 def narrow_encoding(folder: Path) -> str:
     ended = run_mmrl(["show", "grpo"], folder, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"})
     expect_clean(ended.out + ended.err)
-    assert ended.code == 0, f"exit code {ended.code}: {ended.err[-300:]!r}"
+    expect_done(ended)
     return "written in ASCII"
 
 
 HANG_UP = signal.SIGHUP
+NOWHERE, LONG_NAME = "policy.model=./nowhere", "policy.model=" + "x" * 100_000
 HUNG = "reward=[{use='./mine.py:mine', call={where='process'}}]"
 ATTACKS = [
     Attack("signals", "SIGTERM while it trains", partial(stopped, (signal.SIGTERM,))),
@@ -233,15 +217,11 @@ ATTACKS = [
     Attack("signals", "Ctrl-C while it is built", partial(while_it_is_built, signal.SIGINT)),
     Attack("signals", "three runs started together", started_together),
     Attack("signals", "a second run into the same folder", same_output),
-    Attack("signals", "a start that fails, in a folder of its own", partial(failed_start, ("policy.model=./nowhere",))),
-    Attack(
-        "signals", "a start that fails, in a named folder", partial(failed_start, ("policy.model=./nowhere", "output=out/put"))
-    ),
-    Attack("signals", "escape sequences in a key", partial(escape_in, ("train", "tiny/image", "optimizer.\x1b[2Jlr=1"))),
-    Attack("signals", "escape sequences in a name", partial(escape_in, ("report", "run\x1b]0;owned\x07\x9b2J"))),
-    Attack(
-        "signals", "a name of 100,000 characters", partial(escape_in, ("train", "tiny/image", "policy.model=" + "x" * 100_000))
-    ),
+    Attack("signals", "a start that fails, in a folder of its own", partial(failed_start, (NOWHERE,))),
+    Attack("signals", "a start that fails, in a named folder", partial(failed_start, (NOWHERE, "output=out/put"))),
+    Attack("signals", "escape sequences in a key", partial(refused, ("train", "tiny/image", "optimizer.\x1b[2Jlr=1"), ())),
+    Attack("signals", "escape sequences in a name", partial(refused, ("report", "run\x1b]0;owned\x07\x9b2J"), ())),
+    Attack("signals", "a name of 100,000 characters", partial(refused, ("train", "tiny/image", LONG_NAME), ())),
     Attack("signals", "escape sequences on a real terminal", escape_on_a_terminal),
     Attack("signals", "an encoding without most characters", narrow_encoding),
 ]

@@ -1,6 +1,7 @@
-"""Attacks by sounds: files that hold none, or too much of it, and rows that ask for what no model here does."""
+"""Attacks by sounds: files that hold none, or too much of it, rows that ask for what no model does, and models that draw them."""
 
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -8,35 +9,40 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.attacks.attack import Attack, expect_done, expect_sentence, run_mmrl
+from mmrl.lab.tiny.flow.pipelines import build
+from tests.attacks.attack import Attack, expect_done, refused, run_mmrl
 from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 
 Write = Callable[[Path], object]
 """Writes a file to a path."""
+CHECK = ("data", "check", "rows.jsonl")
+TRAIN = (
+    *("train", "tiny/beeps", 'policy.model="tiny:qwen2_5_omni_thinker"', 'data={use = "qa_jsonl", path = "rows.jsonl"}'),
+    *('reward=[{use = "number"}]', "evaluation.num_prompts=0", "evaluate_every=0", "steps=1", "prompts_per_step=1"),
+    'output="run"',
+)
 SILENT, TONE = np.zeros(0), tone(1.0)
 
 
-def row_of(folder: Path, name: str, write: Write, **columns: object) -> str:
-    """A file of one row, whose sound it writes as well."""
+def lay(folder: Path, name: str, write: Write, **columns: object) -> None:
+    """A file of one row, and the sound it names."""
     write(folder / name)
     row = {"audio": name, "question": "how often does it ring?", "answer": 2, **columns}
     (folder / "rows.jsonl").write_text(json.dumps({key: value for key, value in row.items() if value is not None}) + "\n")
-    return "rows.jsonl"
 
 
-def refused(words: tuple[str, ...], name: str, write: Write, folder: Path) -> str:
-    return expect_sentence(run_mmrl(["data", "check", row_of(folder, name, write)], folder), *words)
+def refusal(name: str, file: str, write: Write, *words: str, **columns: object) -> Attack:
+    return Attack("data", name, partial(refused, CHECK, words, files=lambda folder: lay(folder, file, write, **columns)))
 
 
-def asked(words: tuple[str, ...], columns: dict[str, object], folder: Path) -> str:
+def asked(name: str, words: tuple[str, ...], **columns: object) -> Attack:
     """A clip with a sound of two seconds, and a row that asks for something odd."""
-    name = row_of(folder, "a.mp4", lambda path: write_clip_with_sound(path, tone(2.0)), **columns)
-    return expect_sentence(run_mmrl(["data", "check", name], folder), *words)
+    return refusal(name, "a.mp4", lambda path: write_clip_with_sound(path, tone(2.0)), *words, **columns)
 
 
 def heard(name: str, write: Write, folder: Path) -> str:
-    name = row_of(folder, name, write)
-    return expect_done(run_mmrl(["data", "check", name], folder), "0 problems")
+    lay(folder, name, write)
+    return expect_done(run_mmrl(CHECK, folder), "0 problems")
 
 
 def ten_hours(path: Path) -> None:
@@ -48,21 +54,9 @@ def ten_hours(path: Path) -> None:
         file.truncate(44 + size)
 
 
-def trained(name: str, write: Write, words: tuple[str, ...], folder: Path) -> str:
-    """A sound in training, whose samples are read there alone."""
-    name = row_of(folder, name, write)
-    table = f'data={{use = "qa_jsonl", path = "{name}"}}'
-    command = ["train", "tiny/beeps", 'policy.model="tiny:qwen2_5_omni_thinker"', table, 'reward=[{use = "number"}]']
-    off = ["evaluation.num_prompts=0", "evaluate_every=0", "steps=1", "prompts_per_step=1", 'output="run"']
-    return expect_sentence(run_mmrl([*command, *off], folder), *words)
-
-
-def refusal(name: str, file: str, write: Write, *words: str) -> Attack:
-    return Attack("data", name, partial(refused, words, file, write))
-
-
 def in_training(name: str, write: Write, *words: str) -> Attack:
-    return Attack("data", name, partial(trained, "a.wav", write, words))
+    """A sound in training, whose samples are read there alone."""
+    return Attack("data", name, partial(refused, TRAIN, words, files=lambda folder: lay(folder, "a.wav", write)))
 
 
 def hearing(name: str, write: Write, file: str = "a.wav") -> Attack:
@@ -76,6 +70,38 @@ def lying(**lies: int) -> Write:
 def odd(sample: float) -> Write:
     """A tone that ends with this sample."""
     return lambda path: write_floats(path, np.append(TONE, sample))
+
+
+TINY = (
+    "t2a/stable_audio3_flow_grpo",
+    "policy.model=tiny:stable_audio3",
+    "data.path=train.jsonl",
+    "output=run",
+    "policy.dtype=float32",
+)
+SHORT = ("steps=1", "algorithm.group_size=2", "prompts_per_step=1", "evaluation={}", "evaluate_every=0", "policy.lora={rank = 2}")
+HUM = '{"prompt": "a hum", "band": [0, 4], "span": [0.25, 0.75]}'
+DEAF = "def deaf(group):\n    return [float(sample.image.width) for sample in group.samples]\n"
+
+
+def drawn(name: str, reward: str, row: str, *words: str) -> Attack:
+    """One step of a tiny Stable Audio 3."""
+    command = ("train", *TINY, *SHORT, f'reward=[{{use="{reward}"}}]', "policy.seconds=1.0")
+    return Attack("sounds", name, partial(refused, command, words, files={"train.jsonl": row, "deaf.py": DEAF}))
+
+
+FILM = ("policy.height=32", "policy.width=32", "policy.frames=5", "policy.sound=true", "policy.max_prompt_tokens=16")
+
+
+def film(damage: Callable[[Path], object], folder: Path) -> str:
+    """One step of a tiny LTX-2 whose vocoder was damaged must be refused in words."""
+    damage(build("ltx2", folder / "model") / "vocoder")
+    given = ("t2v/ltx2_sound_flowgrpo", "policy.model=model", "data.path=train.jsonl", "output=run", *FILM)
+    return refused(["train", *given, *SHORT], ["vocoder"], folder, {"train.jsonl": HUM})
+
+
+def cut(part: Path) -> None:
+    next(part.glob("*.safetensors")).write_bytes(b"\0" * 64)
 
 
 ATTACKS = [
@@ -97,15 +123,16 @@ ATTACKS = [
     hearing("a sound of 96 kHz", lambda path: write_wav(path, [tone(1.0, rate=96_000)], 96_000)),
     hearing("a sound of eight channels", lambda path: write_wav(path, [TONE] * 8)),
     hearing("a sound three times as long as its clip", lambda path: write_clip_with_sound(path, tone(6.0)), "a.mp4"),
-    Attack("data", "a clip and a sound in one row", partial(asked, ("both", "keep one kind"), {"video": "a.mp4"})),
-    Attack(
-        "data",
-        "a sound that is heard after its end",
-        partial(asked, ("rows.jsonl", "outside"), {"span": [1.0, 9.0], "answer": None}),
+    asked("a clip and a sound in one row", ("both", "keep one kind"), video="a.mp4"),
+    asked("a sound that is heard after its end", ("rows.jsonl", "outside"), span=[1.0, 9.0], answer=None),
+    asked(
+        "a clip with its sound inside", ("use_audio_in_video", "column audio"), video="a.mp4", audio=None, use_audio_in_video=True
     ),
-    Attack(
-        "data",
-        "a clip with its sound inside",
-        partial(asked, ("use_audio_in_video", "column audio"), {"video": "a.mp4", "audio": None, "use_audio_in_video": True}),
-    ),
+    Attack("sounds", "a clip's vocoder without files", partial(film, shutil.rmtree)),
+    Attack("sounds", "a vocoder cut short", partial(film, cut)),
+    drawn("a reward of one's own that looks at pictures, for sounds", "./deaf.py", HUM, "deaf", "failed"),
+    drawn("a band that ends before it begins", "band_energy", '{"prompt": "a hum", "band": [9, 4]}', "band", "9 to 4"),
+    drawn("a span beyond the sound", "onset_iou", '{"prompt": "a hum", "span": [0, 9]}', "9 s", "policy.seconds"),
+    drawn("a tempo of a million beats", "tempo", '{"prompt": "a hum", "bpm": 1000000}', "bpm", "30 to 240"),
+    drawn("no band at all", "band_energy", '{"prompt": "a hum"}', "band"),
 ]

@@ -1,20 +1,18 @@
 """Attacks on the page of `mmrl watch`: other hosts, no token, hostile files, and files that change under it."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.attacks.attack import Attack, expect_sentence, limit_memory, run_mmrl
+from tests.attacks.attack import Attack, begin, refused
+from tests.attacks.run_folder import append
 
 LIMIT_S = 60.0
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x00"
@@ -47,14 +45,7 @@ def watched(folder: Path) -> Iterator[Site]:
     (run / "config.toml").write_text(f"steps = 3\n[policy]\nmodel = {json.dumps(EVIL.replace(chr(0), ''))}\n")
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, EVIL: 1.0, "reward/total": 0.5}) + "\n")
     (run / "warnings.jsonl").write_text(json.dumps({"step": 1, "level": "error", "text": EVIL}) + "\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mmrl", "watch", "run", "--port", "0"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=limit_memory,
-    )
+    process = begin(["watch", "run", "--port", "0"], folder, env={"PYTHONUNBUFFERED": "1"}, stderr=None)
     try:
         assert process.stdout is not None
         address = urlsplit(process.stdout.readline().rpartition(" ")[2].strip())
@@ -65,7 +56,7 @@ def watched(folder: Path) -> Iterator[Site]:
         process.communicate()
 
 
-def refused(status: int, path: str, method: str, headers: dict[str, str], folder: Path) -> str:
+def turned_away(status: int, path: str, method: str, headers: dict[str, str], folder: Path) -> str:
     """One request: this status and one sentence without the token; the page is there afterwards."""
     with watched(folder) as site:
         found, text = site.ask(path, method, **headers)
@@ -88,16 +79,12 @@ def many_connections(folder: Path) -> str:
         idle = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(200)]
         end = time.monotonic() + LIMIT_S
         while True:
-            try:
+            with suppress(OSError):
                 for one in idle[::2]:
                     one.send(b"G")
-            except OSError:
-                pass
-            try:
+            with suppress(OSError):
                 if site.ask("/{}/")[0] == 200:
                     break
-            except OSError:
-                pass
             assert time.monotonic() <= end, "the page did not come back"
             time.sleep(0.2)
         for one in idle:
@@ -115,17 +102,11 @@ def changed(change: Callable[[Path], object], folder: Path) -> str:
     return "still shown"
 
 
-def nested_line(run: Path) -> None:
-    with (run / "metrics.jsonl").open("a") as stream:
-        stream.write("[" * 100_000 + "\n" + '{"step": 1e999}\n{"step": 2, "a": {}}\n')
-
-
-def endless_link(run: Path) -> None:
-    (run / "samples" / "train-000001.jsonl").symlink_to("/dev/zero")
+NONSENSE = "[" * 100_000 + "\n" + '{"step": 1e999}\n{"step": 2, "a": {}}\n'
 
 
 def another(name: str, path: str, status: int = 403, method: str = "GET", **headers: str) -> Attack:
-    return Attack("watch", name, partial(refused, status, path, method, headers))
+    return Attack("watch", name, partial(turned_away, status, path, method, headers))
 
 
 ATTACKS = [
@@ -141,7 +122,15 @@ ATTACKS = [
     another("a picture that is a file of the machine", "/{}/media/%2e%2e/%2e%2e/%2e%2e/etc/passwd", 404),
     Attack("watch", "hostile captions, metrics and warnings", hostile_texts),
     Attack("watch", "200 connections that send nothing", many_connections),
-    Attack("watch", "lines of nonsense while it looks", partial(changed, nested_line)),
-    Attack("watch", "a samples file without an end", partial(changed, endless_link)),
-    Attack("watch", "a folder without a run", lambda folder: expect_sentence(run_mmrl(["watch", "."], folder), "holds neither")),
+    Attack(
+        "watch",
+        "lines of nonsense while it looks",
+        partial(changed, partial(append, "metrics.jsonl", NONSENSE)),
+    ),
+    Attack(
+        "watch",
+        "a samples file without an end",
+        partial(changed, lambda run: (run / "samples/train-000001.jsonl").symlink_to("/dev/zero")),
+    ),
+    Attack("watch", "a folder without a run", partial(refused, ["watch", "."], ["holds neither"])),
 ]

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,16 +16,7 @@ from mmrl.policies.text.loading import load as load_vlm
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.scorers.models import read_weights
 from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
-
-
-class Bomb:
-    """Leaves a file where it is unpickled."""
-
-    def __init__(self, fuse: Path) -> None:
-        self.fuse = fuse
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.fuse,))
+from tests.attacks.attack import Bomb
 
 
 def plain(bomb: Bomb, file: Path) -> None:

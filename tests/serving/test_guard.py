@@ -29,8 +29,7 @@ from mmrl.serving import guard, reward_server, wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.reward_server import RequestCounts, RequestScorer, Served, ServerLimits
 from tests.attacks._reward_server import REWARDS, expect_status, head, pour, read_all
-from tests.attacks.server import BODIES, CHUNKS, HALF, RAW, TOKEN, UNWANTED
-from tests.attacks.server_specs import ONE, SPECS
+from tests.attacks.server import BODIES, CHUNKS, HALF, ONE, RAW, SPECS, TOKEN, UNWANTED
 from tests.serving.test_reward_server import Counting, Pointwise, group_of, length, serving
 from tests.support.rude_servers import answers, hears_nothing, rude
 
