@@ -37,7 +37,7 @@ GOOD: Row = {"image": "good.png", "prompt": "it moves"}
 
 def run(words: Sequence[str], rows: Sequence[Row], make: Make, folder: Path, settings: Sequence[str]) -> Ended:
     """One step of training on rows, beside whose files `make` may put others."""
-    Image.effect_noise((24, 24), 90).convert("RGB").save(folder / "good.png")
+    picture("good.png", 24, 24, folder)
     if make is not None:
         make(folder)
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -46,20 +46,12 @@ def run(words: Sequence[str], rows: Sequence[Row], make: Make, folder: Path, set
 
 def refused(name: str, row: Row, *words: str, make: Make = None, settings: Sequence[str] = ()) -> Attack:
     """A row beside a good one that must be refused in words."""
-
-    def attack(folder: Path) -> str:
-        return expect_sentence(run(GOES_ON, (GOOD, row), make, folder, settings), *words)
-
-    return Attack("first frames", name, attack)
+    return Attack("first frames", name, lambda folder: expect_sentence(run(GOES_ON, (GOOD, row), make, folder, settings), *words))
 
 
 def done(name: str, start: Sequence[str], rows: Sequence[Row], *words: str, make: Make = None) -> Attack:
     """Rows that must train, with these words said."""
-
-    def attack(folder: Path) -> str:
-        return expect_done(run(start, rows, make, folder, ()), *words)
-
-    return Attack("first frames", name, attack)
+    return Attack("first frames", name, lambda folder: expect_done(run(start, rows, make, folder, ()), *words))
 
 
 def picture(name: str, width: int, height: int, folder: Path) -> None:
@@ -69,10 +61,6 @@ def picture(name: str, width: int, height: int, folder: Path) -> None:
 def cut(folder: Path) -> None:
     whole = (folder / "good.png").read_bytes()
     (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
-
-
-def clip(folder: Path) -> None:
-    (folder / "clip.mp4").write_bytes(b"\0\0\0\x18ftypisom")
 
 
 ROW: Row = {"prompt": "it moves"}
@@ -90,7 +78,12 @@ ATTACKS = [
     refused("an empty name of a first frame", {**ROW, "image": ""}, "train.jsonl", "image"),
     refused("a first frame that is not there", {**ROW, "image": "gone.png"}, "gone.png"),
     refused("a first frame that ends in the middle", {**ROW, "image": "cut.png"}, "cut.png", make=cut),
-    refused("a clip in place of a first frame", {**ROW, "image": "clip.mp4"}, "clip.mp4", make=clip),
+    refused(
+        "a clip in place of a first frame",
+        {**ROW, "image": "clip.mp4"},
+        "clip.mp4",
+        make=lambda folder: (folder / "clip.mp4").write_bytes(b"\0\0\0\x18ftypisom"),
+    ),
     refused("two first frames", {**ROW, "images": ["good.png", "good.png"]}, "2 pictures", "takes prompts with 1"),
     refused(
         "first frames for a model that draws from text",

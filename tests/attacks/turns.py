@@ -2,7 +2,7 @@
 
 import resource
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -112,8 +112,8 @@ def broken(text: str, words: str, where: str, folder: Path, timeout_s: float = 3
     return f"the episode failed: {words}"
 
 
-def over(text: str, why: str, folder: Path, where: str = "thread") -> str:
-    (sample,) = play(own(text, folder), "", where)
+def over(text: str, why: str, folder: Path) -> str:
+    (sample,) = play(own(text, folder))
     assert sample.ended == why and len(sample.turns) <= TURNS, f"ended {sample.ended} after {len(sample.turns)} turns"
     return f"the episode ended: {why}"
 
@@ -133,9 +133,9 @@ def tested(text: str, words: str, folder: Path) -> str:
     return f"mmrl environment test: {words}"
 
 
-def run_of(text: str, folder: Path, *words: str) -> Ended:
+def run_of(text: str, folder: Path) -> Ended:
     (folder / "mine.py").write_text(HEAD + text)
-    return run_mmrl(["train", "tiny/image", *SHORT, "environment.use=./mine.py", *words], folder, env={"HF_TOKEN": TOKEN})
+    return run_mmrl(["train", "tiny/image", *SHORT, "environment.use=./mine.py"], folder, env={"HF_TOKEN": TOKEN})
 
 
 def stopped(text: str, words: tuple[str, ...], folder: Path) -> str:
@@ -184,12 +184,9 @@ def die() -> Any:
     raise ConnectionResetError("the server is gone")
 
 
-def part(**fields: Any) -> Callable[[], Any]:
-    return lambda: SimpleNamespace(content=[SimpleNamespace(**fields)], is_error=False)
-
-
-def picture_part(data: str, mime: str = "image/png") -> Callable[[], Any]:
-    return part(type="image", data=data, mime_type=mime)
+def picture_part(data: str) -> Callable[[], Any]:
+    part = SimpleNamespace(type="image", data=data, mime_type="image/png")
+    return lambda: SimpleNamespace(content=[part], is_error=False)
 
 
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
@@ -220,53 +217,40 @@ def through_mcp(lies: Lies, folder: Path) -> str:
     return heard_by(Lying("nowhere"), lies)
 
 
+def opening(kind: Any, world: Callable[[Any], Any]) -> Any:
+    """An environment of this kind that opens this world and asks no package."""
+
+    class Lying(kind):
+        def open(self, prompt: Any, seed: int, /) -> Any:
+            return world(self)
+
+    return Lying("nowhere")
+
+
+def later(answer: Callable[[], Any]) -> Callable[..., Awaitable[Any]]:
+    async def told(*_: Any) -> Any:
+        return answer()
+
+    return told
+
+
 def through_openenv(lies: Lies, folder: Path) -> str:
     adapter = foreign_module("openenv_sessions")
-
-    class Session:
-        async def step(self, action: Any) -> Any:
-            return lies.answer()
-
-        async def close(self) -> None: ...
-
-    class Lying(adapter.OpenEnv):
-        async def open(self, prompt: Any, seed: int, /) -> Any:
-            return adapter.OpenEnvWorld(self, Session())
-
-    return heard_by(Lying("nowhere"), lies)
+    session = SimpleNamespace(step=later(lies.answer), close=later(lambda: None))
+    return heard_by(opening(adapter.OpenEnv, lambda own: adapter.OpenEnvWorld(own, session)), lies)
 
 
 def through_verifiers(lies: Lies, folder: Path) -> str:
     adapter = foreign_module("verifiers_turns")
-
-    class Session:
-        async def is_completed(self, state: Any) -> bool:
-            return False
-
-        async def env_response(self, messages: Any, state: Any) -> Any:
-            return lies.answer()
-
-        async def _cleanup(self, state: Any) -> None: ...
-
-    class Lying(adapter.VerifiersTurns):
-        async def open(self, prompt: Any, seed: int, /) -> Any:
-            return adapter.VerifiersWorld(self, Session(), {"trajectory": [], "is_completed": False}, [])
-
-    return heard_by(Lying("nowhere"), lies)
+    session = SimpleNamespace(is_completed=later(lambda: False), env_response=later(lies.answer), _cleanup=later(lambda: None))
+    state = {"trajectory": [], "is_completed": False}
+    return heard_by(opening(adapter.VerifiersTurns, lambda own: adapter.VerifiersWorld(own, session, state, [])), lies)
 
 
 def through_gymnasium(lies: Lies, folder: Path) -> str:
     adapter = foreign_module("gymnasium_style")
-
-    class Session:
-        def step(self, action: Any) -> Any:
-            return lies.answer()
-
-    class Lying(adapter.Gymnasium):
-        def open(self, prompt: Any, seed: int, /) -> Any:
-            return adapter.GymnasiumWorld(self, Session())
-
-    return heard_by(Lying("nowhere"), lies)
+    session = SimpleNamespace(step=lambda action: lies.answer())
+    return heard_by(opening(adapter.Gymnasium, lambda own: adapter.GymnasiumWorld(own, session)), lies)
 
 
 def through_trl(lies: Lies, folder: Path) -> str:
@@ -278,11 +262,7 @@ def through_trl(lies: Lies, folder: Path) -> str:
         def look(self) -> Any:
             return lies.answer()
 
-    class Lying(adapter.TrlStyle):
-        def open(self, prompt: Any, seed: int, /) -> Any:
-            return adapter.TrlWorld(self, Session())
-
-    return heard_by(Lying("nowhere"), lies)
+    return heard_by(opening(adapter.TrlStyle, lambda own: adapter.TrlWorld(own, Session())), lies)
 
 
 def heard_by(environment: Any, lies: Lies) -> str:
@@ -346,12 +326,9 @@ ENDS: tuple[tuple[str, str, str], ...] = (
     ("says 500 MB", answering("return Observation('x' * 500_000_000)"), "room"),
 )
 SLEEPS = "async def answer(prompt, turns, seed):\n    await asyncio.sleep(5)\n"
+DIFFERS = "answers the same turns differently"
 FAULTS: tuple[tuple[str, str, str], ...] = (
-    (
-        "answers otherwise for the same seed",
-        answering("return Observation(str(time.time_ns()))"),
-        "answers the same turns differently",
-    ),
+    ("answers otherwise for the same seed", answering("return Observation(str(time.time_ns()))"), DIFFERS),
     ("leaves while it is tested", answering("sys.exit(0)"), "SystemExit: 0"),
     ("raises a KeyboardInterrupt while it is tested", answering("raise KeyboardInterrupt"), "KeyboardInterrupt: ("),
 )
@@ -384,31 +361,21 @@ LIES: tuple[tuple[str, Callable[[Lies, Path], str], str, Lies], ...] = (
     ("TRL", through_trl, "shows a link",
      Lies(lambda: [{"type": "image_url", "image_url": "https://127.0.0.1:9/a.png"}], "let it send the picture itself")),
 )  # fmt: skip
-DIES = answering("os._exit(3)")
+DIES, KILLS = answering("os._exit(3)"), answering("os.kill(os.getpid(), 9)")
+LATE = "no answer within 0.5 s"
+NAN = answering("return Observation('', reward=float('nan'))")
 ATTACKS = [
     *(Attack("turns", f"a world that {name}", partial(broken, text, words, "thread")) for name, text, words in WORLDS),
     *(Attack("turns", f"a world that {name}", partial(over, text, why)) for name, text, why in ENDS),
     *(Attack("turns", f"a world that {name}", partial(tested, text, words)) for name, text, words in FAULTS),
-    Attack(
-        "turns",
-        "a world that hangs",
-        partial(broken, answering("time.sleep(5)"), "no answer within 0.5 s", "thread", timeout_s=0.5),
-    ),
-    Attack("turns", "an async world that hangs", partial(broken, SLEEPS, "no answer within 0.5 s", "thread", timeout_s=0.5)),
+    Attack("turns", "a world that hangs", partial(broken, answering("time.sleep(5)"), LATE, "thread", timeout_s=0.5)),
+    Attack("turns", "an async world that hangs", partial(broken, SLEEPS, LATE, "thread", timeout_s=0.5)),
     Attack("turns", "a world that ends its process", partial(broken, DIES, "exit code 3", "process")),
-    Attack(
-        "turns",
-        "a world that kills its process",
-        partial(broken, answering("os.kill(os.getpid(), 9)"), "exit code -9", "process"),
-    ),
+    Attack("turns", "a world that kills its process", partial(broken, KILLS, "exit code -9", "process")),
     Attack("turns", "two rows that share a session", one_session),
     Attack("turns", "a run whose worlds raise", partial(stopped, answering(RAISES), ("OSError: gone", "mine.py, line 5"))),
     Attack("turns", "a run whose worlds leave", partial(stopped, answering("sys.exit(0)"), ("SystemExit: 0",))),
-    Attack(
-        "turns",
-        "a run whose worlds give NaN",
-        partial(stopped, answering("return Observation('', reward=float('nan'))"), ("finite",)),
-    ),
+    Attack("turns", "a run whose worlds give NaN", partial(stopped, NAN, ("finite",))),
     Attack("turns", "a run whose worlds say 300 MB", kept_small),
     Attack("turns", "a run whose worlds raise the key", raises_key),
     Attack("turns", "a run whose worlds say the key", says_key),
