@@ -69,7 +69,7 @@ soak: $(STAMP)
 # Everything hostile that was thought of, against the real program; writes tests/attacks/outcomes.toml
 attack: $(STAMP)
 	$(BIN)/python -m tests.attacks --write
-	$(BIN)/python -m tests.support.counts
+	$(BIN)/python -m tests.docs.test_counts
 
 # Small mistakes in the code of mmrl, each against the fast tests of its room; prints the table of docs/reliability.md
 mutation: $(STAMP)

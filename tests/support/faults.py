@@ -1,13 +1,14 @@
-"""Faults put between sampling and training, and what the run says of them: shared by the tests of both policies."""
+"""Faults put between sampling and training for one step and taken out again, and what the run says of them."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 
-import torch
-from torch import nn
+import pytest
+from torch import Tensor, nn
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.samplers.base import Shuffled
@@ -23,10 +24,12 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Trainer
 
-Change = Callable[[Any], None]
+Change = Callable[[Any, pytest.MonkeyPatch], object]
+"""Changes a policy by patches, which are undone."""
+Record = Callable[[Any, Rollouts], Rollouts]
 
 
-def nothing(policy: Any) -> None:
+def nothing(policy: Any, patch: pytest.MonkeyPatch) -> None:
     """No change."""
 
 
@@ -36,26 +39,39 @@ def unchanged(policy: Any, rollouts: Rollouts) -> Rollouts:
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of a policy before it samples, and of it and its rollouts afterwards."""
+    """A change while sampling, of what was recorded, or from then on; it is undone after the step."""
 
-    cause: str
-    """The cause that the message must name."""
-    before: Change = nothing
-    after: Callable[[Any, Rollouts], Rollouts] = unchanged
+    cause: str | None
+    """The cause that the run must name; None: it must say that it knows none."""
+    sampling: Change = nothing
+    record: Record = unchanged
+    training: Change = nothing
+    throughout: Change = nothing
+    """In sampling and in training."""
     settings: tuple[tuple[str, Any], ...] = ()
     """Settings of the policy."""
     micro_batch: int = 100_000
     moves: bool = False
-    """Does `before` change the weights that train?"""
+    """Does it change the weights that train?"""
 
-    def inject(self, policy: Any) -> None:
+
+@contextmanager
+def injected(policy: Any, fault: Fault) -> Iterator[None]:
+    """A block in which a policy's rollouts have this fault."""
+    with pytest.MonkeyPatch.context() as lasting:
         sample = policy.rollout
+        fault.throughout(policy, lasting)
 
-        def broken(self_: Any, requests: Any, sampling: Any = None) -> Rollouts:
-            self.before(policy)
-            return self.after(policy, sample(requests, sampling))
+        def broken(requests: Any, sampling: Any = None) -> Rollouts:
+            with pytest.MonkeyPatch.context() as passing:
+                fault.sampling(policy, passing)
+                rollouts = sample(requests, sampling)
+            rollouts = fault.record(policy, rollouts)
+            fault.training(policy, lasting)
+            return rollouts
 
-        policy.rollout = MethodType(broken, policy)
+        lasting.setattr(policy, "rollout", broken)
+        yield
 
 
 def variety(group: Group) -> list[float]:
@@ -70,25 +86,37 @@ def trainer_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], **n
 
 
 def message_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fault: Fault, **numbers: Any) -> str:
-    """The message of the first step with this fault; "" if it was not stopped."""
-    fault.inject(policy)
-    return stop_of(trainer_of(policy, algorithm, prompts, micro_batch=fault.micro_batch, **numbers))
-
-
-def stop_of(trainer: Trainer) -> str:
-    """The message of the gate that stops the first step; "" if none does."""
-    trainer.audit = lambda rollouts, step: None  # type: ignore[assignment] - the gate alone must name it
-    try:
-        trainer.step()
-    except TrainingStoppedError as error:
-        return str(error)
+    """The message of the gate that stops a first step with this fault; "" if none does, and then the policy has learned."""
+    with injected(policy, fault):
+        trainer = trainer_of(policy, algorithm, prompts, **{"micro_batch": fault.micro_batch, **numbers})
+        trainer.audit = lambda rollouts, step: None  # type: ignore[assignment] - the gate alone must name it
+        try:
+            trainer.step()
+        except TrainingStoppedError as error:
+            return str(error)
     return ""
 
 
-def rolled(policy: Any, rollouts: Rollouts, by: int = 1) -> Rollouts:
-    """Noted log-probabilities stand one column off."""
-    noted = rollouts.recorded[ROLLOUT_LOGPROBS].roll(by, 1)
-    return replace(rollouts, recorded={**rollouts.recorded, ROLLOUT_LOGPROBS: noted})
+def cause_in(message: str) -> str | None:
+    """The cause that a message names; None where it says that no single one explains it."""
+    found = re.search(r"Likely cause: (.+?) \((?:evaluated again |\d+ layers |two readings )", message)
+    assert found or "No single cause explains it" in message, message or "the run was not stopped"
+    return found and found[1]
+
+
+def noted(change: Callable[[Tensor], Tensor]) -> Record:
+    """A record in which the log-probabilities are others."""
+
+    def changed(policy: Any, rollouts: Rollouts) -> Rollouts:
+        values = change(rollouts.recorded[ROLLOUT_LOGPROBS].clone())
+        return replace(rollouts, recorded={**rollouts.recorded, ROLLOUT_LOGPROBS: values})
+
+    return changed
+
+
+def traced(change: Callable[[Any], Any]) -> Record:
+    """A record whose trace is another."""
+    return lambda policy, rollouts: replace(rollouts, trace=change(rollouts.trace))
 
 
 class Noisy(nn.Module):
@@ -96,40 +124,33 @@ class Noisy(nn.Module):
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.drop = inner, nn.Dropout(0.1)
 
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return nn.functional.dropout(self.inner(*args, **kwargs), 0.1, training=True)
 
 
-class Mixing(nn.Module):
+class Mixing(Noisy):
     """A layer whose output depends on the other rows."""
 
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         out = self.inner(*args, **kwargs)
         return out + out.mean(0, keepdim=True)
 
 
-class Dropping(nn.Module):
+class Dropping(Noisy):
     """A layer with an ordinary dropout that loading overlooked."""
 
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.drop = inner, nn.Dropout(0.1)
-
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.drop(self.inner(*args, **kwargs))
 
 
-def stuck_in_training(net: nn.Module) -> None:
+def stuck_in_training(policy: Any, patch: pytest.MonkeyPatch) -> None:
     """`eval` no longer ends training mode."""
+    net = policy.net
     nn.Module.train(net, True)
-    net.train = MethodType(lambda self, mode=True: nn.Module.train(self, True), net)
-    net.eval = MethodType(lambda self: self, net)
+    patch.setattr(net, "train", MethodType(lambda self, mode=True: nn.Module.train(self, True), net))
+    patch.setattr(net, "eval", lambda: net)
 
 
 Place = Callable[[Any], tuple[nn.Module, str]]
@@ -139,27 +160,15 @@ Place = Callable[[Any], tuple[nn.Module, str]]
 def wrap(place: Place, kind: type[nn.Module]) -> Change:
     """A layer inside another one."""
 
-    def change(policy: Any) -> None:
+    def change(policy: Any, patch: pytest.MonkeyPatch) -> None:
         block, name = place(policy)
-        layer = getattr(block, name)
-        if not isinstance(layer, kind):
-            setattr(block, name, kind(layer).eval())
+        patch.setattr(block, name, kind(getattr(block, name)).eval())
 
     return change
 
 
-def then(change: Change) -> Callable[[Any, Rollouts], Rollouts]:
-    """An `after` by which the model changes and the rollouts do not."""
-
-    def after(policy: Any, rollouts: Rollouts) -> Rollouts:
-        change(policy)
-        return rollouts
-
-    return after
-
-
-def half(on: bool) -> Change:
-    return lambda policy: setattr(policy.net, "half_precision", on)
+def half(policy: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policy.net, "half_precision", True)
 
 
 @dataclass
@@ -175,43 +184,44 @@ class Around(Generator):
         self.inner.follow(weights, version)
 
 
-def wear(policy: Any, context: Callable[[], AbstractContextManager[object]]) -> None:
-    """Let a policy sample inside of a block."""
+def inside(context: Callable[[Any], AbstractContextManager[object]]) -> Change:
+    """The policy writes inside of a block."""
 
-    class Inside(Around):
-        def write(self, *asked: Any, **_: Any) -> Any:
-            with context():
-                return self.inner.write(*asked)
+    def change(policy: Any, patch: pytest.MonkeyPatch) -> None:
+        class Inside(Around):
+            def write(self, *asked: Any, **_: Any) -> Any:
+                with context(policy):
+                    return self.inner.write(*asked)
 
-    policy.generator = Inside(policy.generator)
+        patch.setattr(policy, "generator", Inside(policy.generator))
+
+    return change
 
 
-def disable_adapters(policy: Any) -> None:
+def disable_adapters(policy: Any, patch: pytest.MonkeyPatch) -> None:
     for layer in adapter_layers(policy.net.modules()):
-        own: Any = layer
-        own._disable_adapters = True
+        patch.setattr(layer, "_disable_adapters", True)
 
 
-def usual_faults(place: Place, stir: Change, lora: tuple[tuple[str, Any], ...] = ()) -> dict[str, Fault]:
+def usual_faults(place: Place, stir: Callable[[Any], object], lora: tuple[tuple[str, Any], ...] = ()) -> dict[str, Fault]:
     """Faults that any policy may have; `stir` moves its weights, `lora` are the settings that give it an adapter."""
 
-    def averaged(policy: Any) -> None:
+    def stirred(policy: Any, patch: pytest.MonkeyPatch) -> None:
         stir(policy)
-        wear(policy, lambda: policy.weights.swapped_in("ema"))
 
-    def bare(policy: Any) -> None:
-        stir(policy)
-        wear(policy, lambda: switch_adapters(adapter_layers(policy.net.modules()), False))
-
+    average = inside(lambda policy: policy.weights.swapped_in("ema"))
+    bare = inside(lambda policy: switch_adapters(adapter_layers(policy.net.modules()), False))
     return {
-        "training in bfloat16": Fault(common.PRECISION, after=then(half(True))),
-        "sampling in bfloat16": Fault(common.PRECISION, half(True), then(half(False))),
-        "log-probs rolled": Fault(common.SHIFT, after=rolled),
-        "log-probs rolled back": Fault(common.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
-        "dropout always on": Fault(common.DROPOUT, wrap(place, Noisy)),
-        "train mode stuck": Fault(common.DROPOUT, wrap(place, Dropping), then(lambda policy: stuck_in_training(policy.net))),
-        "rows mixed": Fault(common.BATCH, wrap(place, Mixing), micro_batch=1),
-        "sampling under the average": Fault(common.WEIGHTS, averaged, moves=True),
-        "sampling without adapter": Fault(common.WEIGHTS, bare, settings=lora, moves=True),
-        "training without adapter": Fault(common.WEIGHTS, stir, then(disable_adapters), settings=lora, moves=True),
+        "training in bfloat16": Fault(common.PRECISION, training=half),
+        "sampling in bfloat16": Fault(common.PRECISION, sampling=half),
+        "log-probs rolled": Fault(common.SHIFT, record=noted(lambda x: x.roll(1, 1))),
+        "log-probs rolled back": Fault(common.SHIFT, record=noted(lambda x: x.roll(-1, 1))),
+        "dropout always on": Fault(common.DROPOUT, throughout=wrap(place, Noisy)),
+        "train mode stuck": Fault(common.DROPOUT, throughout=wrap(place, Dropping), training=stuck_in_training),
+        "rows mixed": Fault(common.BATCH, throughout=wrap(place, Mixing), micro_batch=1),
+        "sampling under the average": Fault(common.WEIGHTS, average, throughout=stirred, moves=True),
+        "sampling without adapter": Fault(common.WEIGHTS, bare, throughout=stirred, settings=lora, moves=True),
+        "training without adapter": Fault(
+            common.WEIGHTS, training=disable_adapters, throughout=stirred, settings=lora, moves=True
+        ),
     }

@@ -91,7 +91,7 @@ def test_numbers_that_leave_the_gate_name_the_compiler(tiny: Callable[[str], str
             block._compiled_call_impl = lambda *args, block=block, **kwargs: 1.05 * block._call_impl(*args, **kwargs)
         return rollouts
 
-    message = message_of(policy, PRESETS["grpo"], text.prompts()[:1], Fault(COMPILED, after=miscompiled))
+    message = message_of(policy, PRESETS["grpo"], text.prompts()[:1], Fault(COMPILED, record=miscompiled))
     assert f"Likely cause: {COMPILED} (" in message and "leave policy.compile out" in message, message
 
 

@@ -16,39 +16,29 @@ from mmrl.policies.flow.check import diagnose as causes
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import FlowTrace, Latents
 from mmrl.training.stopping import TrainingStoppedError
-from tests.support.faults import Fault, message_of, then, trainer_of, usual_faults
+from tests.support.faults import Change, Fault, injected, message_of, traced, trainer_of, usual_faults
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests, stir
 
 ALGORITHM = replace(PRESETS["flow_grpo_fast"], schedule=Full(num_steps=4), group_size=3)
 
 
-def guidance(value: float) -> Any:
-    return lambda policy: setattr(policy.net, "guidance", value)
-
-
-def traced(change: Any) -> Any:
-    """An `after` by which training sees this trace."""
-
-    def after(policy: FlowPolicy, rollouts: Rollouts) -> Rollouts:
-        assert isinstance(rollouts.trace, FlowTrace)
-        return replace(rollouts, trace=change(rollouts.trace))
-
-    return after
+def guidance(value: float) -> Change:
+    return lambda policy, patch: patch.setattr(policy.net, "guidance", value)
 
 
 FAULTS = {
     **usual_faults(lambda policy: (policy.net.transformer.transformer_blocks[0], "ff"), stir),
-    "sampling without guidance": Fault(causes.GUIDANCE, guidance(1.0), then(guidance(2.0))),
-    "training without guidance": Fault(causes.GUIDANCE, after=then(guidance(1.0))),
-    "training with odd guidance": Fault(causes.GUIDANCE, guidance(3.37), then(guidance(2.0))),
+    "sampling without guidance": Fault(causes.GUIDANCE, guidance(1.0)),
+    "training without guidance": Fault(causes.GUIDANCE, training=guidance(1.0)),
+    "training with odd guidance": Fault(causes.GUIDANCE, guidance(3.37)),
     "prompts permuted in training": Fault(
-        causes.PROMPT, after=traced(lambda trace: replace(trace, conditions=(*trace.conditions[1:], trace.conditions[0])))
+        causes.PROMPT, record=traced(lambda trace: replace(trace, conditions=(*trace.conditions[1:], trace.conditions[0])))
     ),
     "times halved in training": Fault(
-        causes.POSITIONS, after=traced(lambda trace: replace(trace, timesteps=trace.timesteps / 2))
+        causes.POSITIONS, record=traced(lambda trace: replace(trace, timesteps=trace.timesteps / 2))
     ),
     "times truncated in training": Fault(
-        causes.POSITIONS, after=traced(lambda trace: replace(trace, timesteps=trace.timesteps.floor()))
+        causes.POSITIONS, record=traced(lambda trace: replace(trace, timesteps=trace.timesteps.floor()))
     ),
 }
 
@@ -72,9 +62,11 @@ def test_a_deterministic_step_under_a_ratio_is_named(tiny, schedule):
         return replace(rollouts, action_mask=torch.ones_like(rollouts.action_mask))
 
     policy = make(tiny("sd3"))
-    Fault("", after=everything).inject(policy)
     trainer = trainer_of(policy, replace(ALGORITHM, schedule=schedule), prompts(), ratio_bound=1e-6)
-    with pytest.raises(TrainingStoppedError, match=r"prompt '\w+', sample 0 of group \d: deterministic step under a ratio"):
+    with (
+        injected(policy, Fault("", record=everything)),
+        pytest.raises(TrainingStoppedError, match=r"prompt '\w+', sample 0 of group \d: deterministic step under a ratio"),
+    ):
         trainer.step()
 
 

@@ -16,7 +16,7 @@ from mmrl.core.types import Prefix, Prompt, Request, Rollouts, Shown, StoredRow,
 from mmrl.policies.text.policy import Sampling, TextPolicy, VideoSettings
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.training.stopping import TrainingStoppedError
-from tests.support.faults import Fault, trainer_of
+from tests.support.faults import Fault, injected, trainer_of
 from tests.support.text_policies import EVERY, make, picture, text_trace
 from tests.support.videos import even, uneven, write_video
 
@@ -308,10 +308,11 @@ def test_all_rows_at_first_and_one_group_later(tiny):
 
 def test_what_breaks_later_is_found_too(tiny):
     policy = make(tiny("qwen3_vl"), sampling=Sampling(max_new_tokens=4))
-    Fault("", after=lambda policy, rows: late_mask(rows) if trainer.index >= 1 else rows).inject(policy)
     prompts = [Prompt("a", "what?", (picture(0),)), Prompt("b", "where?", (picture(1),))]
     trainer = trainer_of(policy, ALGORITHM, prompts, steps=20, audit_steps=1)
-    with pytest.raises(TrainingStoppedError, match=r"step \d+: prompt '\w', sample 1 of group \d+: the action mask"):
+    late = Fault("", record=lambda policy, rows: late_mask(rows) if trainer.index >= 1 else rows)
+    broken = pytest.raises(TrainingStoppedError, match=r"step \d+: prompt '\w', sample 1 of group \d+: the action mask")
+    with injected(policy, late), broken:
         for _ in range(20):
             trainer.step()
     assert trainer.index >= 1

@@ -13,7 +13,7 @@ from mmrl.policies.text.check import diagnose as causes
 from mmrl.policies.text.policy import LoraSettings, Sampling, TextPolicy, VideoSettings
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.write.generate import Completions
-from tests.support.faults import Around, Dropping, Fault, message_of, trainer_of, usual_faults, wrap
+from tests.support.faults import Around, Dropping, Fault, message_of, traced, trainer_of, usual_faults, wrap
 from tests.support.text_policies import EVERY, make, picture, prompts, stir, text_trace
 from tests.support.videos import even, write_video
 
@@ -26,13 +26,13 @@ def mlp_of(policy: TextPolicy) -> tuple[Any, str]:
 
 
 def prompts_changed(change: Any) -> Any:
-    """An `after` by which training sees the prompts like this."""
+    """A record by which training sees the prompts like this."""
 
-    def after(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
+    def record(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
         trace = text_trace(rollouts.trace)
         return replace(rollouts, trace=replace(trace, prompts=tuple(change(policy, trace.prompts))))
 
-    return after
+    return record
 
 
 def exchanged(policy: TextPolicy, encoded: tuple[Encoded, ...]) -> list[Encoded]:
@@ -54,39 +54,35 @@ def faster(policy: TextPolicy, encoded: Encoded) -> Encoded:
 
 
 def sampled_with(change: Any) -> tuple[Any, Any]:
-    """(before, after): sampling saw the prompts like this, training sees them right."""
+    """(sampling, record): sampling saw the prompts like this, training sees them right."""
     right: dict[str, Encoded] = {}
 
-    def before(policy: TextPolicy) -> None:
+    def sampling(policy: TextPolicy, patch: pytest.MonkeyPatch) -> None:
         class Wrong(Around):
             def write(self, *asked: Any, **_: Any) -> Completions:
                 prompts, *rest = asked
                 right.update({prompt.prompt_id: prompt for prompt in prompts})
                 return self.inner.write(change(policy, tuple(prompts)), *rest)
 
-        policy.generator = Wrong(policy.generator)
+        patch.setattr(policy, "generator", Wrong(policy.generator))
 
-    after = prompts_changed(lambda policy, encoded: [right[one.prompt_id] for one in encoded])
-    return before, after
+    return sampling, prompts_changed(lambda policy, encoded: [right[one.prompt_id] for one in encoded])
 
 
 def on_one_axis(policy: TextPolicy, encoded: tuple[Encoded, ...]) -> list[Encoded]:
     return [replace(one, positions=torch.arange(len(one)).repeat(len(one.positions), 1)) for one in encoded]
 
 
-def rolled_tokens(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
-    trace = text_trace(rollouts.trace)
-    return replace(rollouts, trace=replace(trace, tokens=trace.tokens.roll(1, 1)))
-
-
 SAMPLED_SWAPPED, SAMPLED_FLAT = sampled_with(exchanged), sampled_with(on_one_axis)
 FAULTS = {
     **usual_faults(mlp_of, stir, LORA),
-    "tokens rolled": Fault(common.SHIFT, after=rolled_tokens),
-    "dropout in training only": Fault(common.DROPOUT, wrap(mlp_of, Dropping), settings=(("gradient_checkpointing", True),)),
-    "pixels permuted in training": Fault(causes.PIXELS, after=prompts_changed(exchanged)),
+    "tokens rolled": Fault(common.SHIFT, record=traced(lambda trace: replace(trace, tokens=trace.tokens.roll(1, 1)))),
+    "dropout in training only": Fault(
+        common.DROPOUT, throughout=wrap(mlp_of, Dropping), settings=(("gradient_checkpointing", True),)
+    ),
+    "pixels permuted in training": Fault(causes.PIXELS, record=prompts_changed(exchanged)),
     "pixels permuted in sampling": Fault(causes.PIXELS, *SAMPLED_SWAPPED),
-    "positions scaled in training": Fault(causes.POSITIONS, after=prompts_changed(slowed)),
+    "positions scaled in training": Fault(causes.POSITIONS, record=prompts_changed(slowed)),
     "positions on one axis in sampling": Fault(causes.POSITIONS, *SAMPLED_FLAT),
 }
 
