@@ -19,24 +19,8 @@ import mmrl
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).parent / "public_surface.txt"
 STUB = ROOT / "mmrl" / "__init__.pyi"
-WANTED = [
-    *("Prompt", "Sample", "Group", "Scored", "Video", "Box", "Interval", "Algorithm", "presets", "TextPolicy", "FlowPolicy"),
-    *("Trainer", "fit", "evaluate", "load_data", "load_reward", "Callback"),
-]
-
-
 POLICY = (
-    "rollout",
-    "read",
-    "split",
-    "join",
-    "parameters",
-    "advance",
-    "state_dict",
-    "load_state_dict",
-    "save",
-    "prepare",
-    "shadows",
+    *("rollout", "read", "split", "join", "parameters", "advance", "state_dict", "load_state_dict", "save", "prepare", "shadows"),
 )
 PARTLY = {
     "TextPolicy": POLICY,
@@ -103,10 +87,6 @@ def test_what_is_gone_would_be_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(mmrl.Box, "iou")
     gone = set(LIST.read_text().splitlines()) - set(surface())
     assert gone >= {"Box.iou(other)", "fit(algorithm='grpo')", "fit(*, rewards)"} and "fit(policy)" not in gone
-
-
-def test_every_name_that_was_promised_is_there():
-    assert set(WANTED) <= set(dir(mmrl)) and set(WANTED) <= set(mmrl.__all__)
 
 
 def test_the_stub_names_the_same_things():

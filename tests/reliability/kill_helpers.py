@@ -11,12 +11,13 @@ import logging
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from mmrl.app.cluster.supervise import descendants
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build
 from mmrl.runtime.workers import living
-from tests.reliability import judged_runs
 from tests.reliability.soak import fingerprint, result
+from tests.support.fake_engines import ask, make_environment
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 SAMPLED = ["ahead=2", "cluster.samplers=2", "cluster.restarts=1000"]
@@ -39,15 +42,15 @@ KINDS: dict[str, tuple[str, list[str]]] = {
     "text": ("tiny/image", [*SAMPLED, *WRITING]),
     "engine": ("tiny/image", ["ahead=2", *WRITING]),
 }
-ALL = [*KINDS, *judged_runs.HELPERS]
+HELPERS = {"judge": "tests.support.fake_judge serve", "rewards": "mmrl reward serve"}
+"""What the command line of each says."""
+ALL = [*KINDS, *HELPERS]
 
 
 def words(kind: str, steps: int, folder: Path) -> list[str]:
     """Overrides of a kind's config."""
     more = []
     if kind == "engine":
-        from tests.support.fake_engines import make_environment
-
         more = [f"policy.engine.environment={make_environment(folder / 'vllm')}", "policy.engine.retries=1000"]
     return [*KINDS[kind][1], f"steps={steps}", *more]
 
@@ -56,8 +59,6 @@ def pids(kind: str, job: Job) -> list[int]:
     """The processes that may be killed now."""
     if kind != "engine":
         return [child.pid for child in list(living) if child.poll() is None]
-    from tests.support.fake_engines import ask
-
     server = getattr(job.policy, "generator").server  # noqa: B009 - a policy's own part
     return [] if server is None else [ask(server.url, "/fake")["pid"]]
 
@@ -81,7 +82,7 @@ class Killer(threading.Thread):
 def end_of(kind: str, steps: int, folder: Path, kills: int = 0, between_s: float = 1.0) -> tuple[dict[str, str], int]:
     """What is compared of a run, and how often something was killed; a run without enough kills goes on for more steps."""
     folder.mkdir()
-    if kind in judged_runs.HELPERS:
+    if kind in HELPERS:
         return end_of_launch(kind, steps, folder, kills, between_s)
     job: Any = build(load(KINDS[kind][0], words(kind, steps, folder)))
     killer = Killer(lambda: pids(kind, job), kills, between_s, seed=steps)
@@ -94,9 +95,9 @@ def end_of(kind: str, steps: int, folder: Path, kills: int = 0, between_s: float
 
 def end_of_launch(kind: str, steps: int, folder: Path, kills: int, between_s: float) -> tuple[dict[str, str], int]:
     """The same of `mmrl launch`, one of whose servers dies once the run has taken a step. Warnings tell of that, and differ."""
-    with judged_runs.launched(folder, *judged_runs.words(folder, steps)) as launch:
+    with launched(folder, *words_of_launch(folder, steps)) as launch:
         metrics = folder / "run" / "metrics.jsonl"
-        killer = Killer(lambda: judged_runs.helpers(launch.pid, kind) if metrics.exists() else [], kills, between_s, seed=steps)
+        killer = Killer(lambda: helpers(launch.pid, kind) if metrics.exists() else [], kills, between_s, seed=steps)
         killer.start()
         code = launch.wait()
         killer.is_over = True
@@ -104,6 +105,53 @@ def end_of_launch(kind: str, steps: int, folder: Path, kills: int, between_s: fl
         raise SystemExit(f"mmrl launch ended with {code}:\n{(folder / 'output.txt').read_text()[-3000:]}")
     left = result(folder / "run")
     return {name: left[name] for name in left if name != "warnings"}, kills - killer.left
+
+
+SETTINGS = ["ahead=2", "cluster.samplers=1", 'cluster.judges=["fake"]', "policy.lora.rank=2", "save_every=1", "samples_every=1"]
+UNHURRIED = "health.max_trainer_idle=1"
+"""Waiting for a server that starts is no finding of health, whose state is compared."""
+
+
+def words_of_launch(folder: Path, steps: int) -> list[str]:
+    """The words of `mmrl launch` for a run whose servers have ports of their own; writes the files they name."""
+    port = free_ports(3)
+    (folder / "spec.toml").write_text(f'port = {port + 1}\n[[reward]]\nuse = "{ROOT}/tests/support/even_letters.py"\n')
+    judge, served = f"http://127.0.0.1:{port}/v1", f"http://127.0.0.1:{port + 1}/even_letters"
+    rewards = f'reward=[{{use="vlm_judge",server={{url="{judge}"}}}}, {{use="{served}"}}]'
+    own = [f"cluster.judge_port={port}", f"cluster.port={port + 2}"]
+    more = ["cluster.restarts=1000", f'cluster.rewards=["{folder}/spec.toml"]', f"steps={steps}", f"output={folder}/run"]
+    return ["tiny/image", *SETTINGS, UNHURRIED, rewards, *own, *more]
+
+
+@contextmanager
+def launched(folder: Path, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """`mmrl launch` of this tree with these words, what it says in output.txt; ends when the block ends."""
+    cache = folder.parent / "cache"
+    if not cache.exists():
+        make_environment(cache / "engines" / "vllm-0.32.0", server="tests.support.fake_judge")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MMRL_CACHE": str(cache)}
+    with (folder / "output.txt").open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mmrl", "launch", *words], cwd=ROOT, env=environment, stdout=output, stderr=output
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def helpers(launch: int, kind: str) -> list[int]:
+    """The processes of a launch that answer as this kind."""
+    return [pid for pid in descendants(launch) if HELPERS[kind] in said(pid) and "watchdog" not in said(pid)]
+
+
+def said(pid: int) -> str:
+    """A process's command line; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def say(line: str) -> None:

@@ -3,8 +3,11 @@
 Three kills of one run here, five of each kind in `make evidence`, 50 in `make soak`.
 """
 
+import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from tests.reliability.soak import SUITE, moments
 from tests.support.forked import run
 
-SOAK = Path(__file__).parent / "soak.py"
+SOAK, ROOT = Path(__file__).parent / "soak.py", Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -34,3 +37,12 @@ def test_moments_are_drawn_from_the_seed_and_enough_are_inside_a_write():
     assert plan == moments(50, 0.4, random.Random("0/text")) != moments(50, 0.4, random.Random("1/text"))
     assert len(plan) == 50 and sum(moment.place == "write" for moment in plan) == 20
     assert {moment.place for moment in plan} == {"write", "clock", "collect", "update", "metrics", "evaluate", "load"}
+
+
+@pytest.mark.evidence
+def test_a_duet_that_is_killed_goes_on_bit_for_bit(tmp_path: Path):
+    """A writer and its painter, in either's turn and between."""
+    command = [sys.executable, "-m", "tests.reliability.duet", str(tmp_path / "duet")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -102,42 +102,34 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(
     assert first.lines + second.lines == undisturbed.lines
 
 
-def test_a_terminal_that_closes_stops_the_run_once_and_never_kills_it():
-    """The kernel and the shell send a SIGHUP each; both may come before the run is saved."""
+HANG_UP = signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    ("usual", "sent", "asked_by"),
+    [
+        pytest.param(signal.SIG_DFL, [HANG_UP] * 3, "SIGHUP", id="a terminal that closes stops the run once and never kills it"),
+        pytest.param(
+            signal.SIG_DFL, [HANG_UP, signal.SIGTERM, HANG_UP], "SIGTERM", id="a request with a hang-up is the first one"
+        ),
+        pytest.param(signal.SIG_IGN, [HANG_UP], "", id="under nohup a closing terminal means nothing"),
+    ],
+)
+def test_a_terminal_that_closes(usual: signal.Handlers, sent: list[signal.Signals], asked_by: str):
+    """The kernel and the shell send a SIGHUP each, and both may come before the run is saved.
+
+    Of signals that are pending together, Python handles SIGHUP first; the SIGTERM after it kills nothing.
+    """
     stop = Stop()
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = signal.signal(HANG_UP, usual)
     try:
         with listen(stop):
-            for _ in range(3):
-                signal.raise_signal(signal.SIGHUP)
-        assert stop.asked_by == "SIGHUP"
+            for number in sent:
+                signal.raise_signal(number)
+            assert (signal.getsignal(HANG_UP) is signal.SIG_IGN) == (usual is signal.SIG_IGN)
+        assert stop.asked_by == asked_by
     finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_a_request_that_comes_with_a_hang_up_is_the_first_one():
-    """Of signals that are pending together, Python handles SIGHUP first; the SIGTERM after it kills nothing."""
-    stop = Stop()
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        with listen(stop):
-            signal.raise_signal(signal.SIGHUP)
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGHUP)
-        assert stop.asked_by == "SIGTERM"
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_under_nohup_a_closing_terminal_means_nothing():
-    stop = Stop()
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with listen(stop):
-            signal.raise_signal(signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and not stop.asked_by
-    finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(HANG_UP, before)
 
 
 def test_nothing_is_broken_off_while_weights_are_exchanged():

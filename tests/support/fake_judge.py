@@ -40,7 +40,5 @@ if __name__ == "__main__":
     parser.add_argument("model")
     parser.add_argument("--port", type=int, default=8200)
     parser.add_argument("--thinks-s", type=float, default=0.05)
-    parser.add_argument("--loads-s", type=float, default=0.0)
     ARGUMENTS, _ = parser.parse_known_args()
-    time.sleep(ARGUMENTS.loads_s)
     ThreadingHTTPServer(("127.0.0.1", ARGUMENTS.port), Handler).serve_forever()
