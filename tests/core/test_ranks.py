@@ -109,8 +109,8 @@ def test_rows_of_all_processes_are_made_equally_long():
 @pytest.mark.parametrize(("world", "done"), [(1, []), (2, ["wait", "end"])])
 def test_only_several_processes_leave_together(world: int, done: list[str]):
     told = list[str]()
-    noting = {"wait_for_everyone": lambda: told.append("wait"), "end_training": lambda: told.append("end")}
-    Ranks(FakeAccelerator(world, **noting)).close()
+    wait, end = (lambda word=word: told.append(word) for word in ("wait", "end"))
+    Ranks(FakeAccelerator(world, wait_for_everyone=wait, end_training=end)).close()
     assert told == done
 
 

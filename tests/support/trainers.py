@@ -1,7 +1,7 @@
 """Trainers on the fake policies, small enough to learn in a second."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from mmrl.algorithms.advantages.spread import Asymmetric, BetaNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.core.types import Group
+from mmrl.core.types import Batch, Group
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
@@ -30,6 +30,18 @@ NUMBERS = {field.name for field in fields(TrainSettings)}
 def weights(owner: Any) -> Tensor:
     """All weights that train, of a trainer or a job, in one vector."""
     return torch.cat([weight.detach().flatten() for weight in owner.policy.parameters()])
+
+
+def untimed(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What was measured, without what a clock said."""
+    return {name: x for name, x in metrics.items() if not name.startswith("time/")}
+
+
+def batches_of(trainer: Trainer) -> list[Batch]:
+    """Gets every batch by which this trainer is updated from now on."""
+    seen, update = list[Batch](), trainer.update
+    trainer.update = lambda batch: (seen.append(batch), update(batch))[1]  # type: ignore[method-assign]
+    return seen
 
 
 def make_trainer(

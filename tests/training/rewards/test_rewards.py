@@ -1,8 +1,9 @@
-"""Answers of rewards and what becomes of them; previews of a sample's steps are scored as if they were samples."""
+"""Answers of rewards and what becomes of them, at the ends of floats and where other projects went wrong; previews of samples."""
 
 import asyncio
 import math
 import random
+import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,15 +11,20 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.algorithms.advantages.group import GroupNorm, LeaveOneOut
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.types import Group, Observation, Prompt, Request, Rollouts, Sample, Scored, Status, Turn
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
+from mmrl.core.types import Group, MediaSize, Observation, Prompt, Request, Rollouts, Sample, Scored, Status, Turn
 from mmrl.flow.schedules import Full
 from mmrl.runtime.process_state import keep_random_state
 from mmrl.training.collect import score_previews
 from mmrl.training.rewards.calls import Calling
-from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform, refuse_overflow
+from tests.support import rows as made
 from tests.support.each import for_each
 from tests.support.flow_fakes import FakeFlowPolicy, nearness, prompts
+from tests.support.rows import Nothing
 from tests.support.trainers import make_trainer
 
 
@@ -54,10 +60,11 @@ def test_async_rewards_run_together():
     assert all(table.values.eq(1).all() for table in tables)
 
 
-def test_none_for_a_whole_group_is_na_not_zero():
+def test_none_for_a_whole_group_is_na_and_nan_is_failed_not_zero():
     [table] = run(lambda g: [None] * 4)
-    assert (table.status == Status.NA).all()
-    assert table.values.isnan().all()
+    assert (table.status == Status.NA).all() and table.values.isnan().all()
+    [table] = run(lambda g: [math.nan, 1.0, 1.0, 1.0])
+    assert table.status[0, 0] == Status.FAILED and math.isnan(table.values[0, 0])
 
 
 def test_none_for_part_of_a_group_is_failed():
@@ -144,28 +151,16 @@ def test_a_whole_step_without_its_source_is_not_asked():
     assert together.seen == [] and table.status[:, 0].tolist() == [Status.NA, Status.NA]
 
 
-def test_nan_is_failed_not_zero():
-    [table] = run(lambda g: [math.nan, 1.0, 1.0, 1.0])
-    assert table.status[0, 0] == Status.FAILED
-    assert math.isnan(table.values[0, 0])
-
-
-def test_exception_fails_its_group_only_within_the_budget():
+def test_exception_fails_its_group_only_within_the_budget_and_beyond_it_the_first_error_is_raised():
     def fussy(g: Group) -> list[float]:
         if g.id == 1:
-            raise RuntimeError("judge is asleep")
+            raise RuntimeError("no such file: scores.bin")
         return [1.0] * 4
 
     tables = run(fussy, [group(4, i) for i in range(3)])
     assert [int(t.status[0, 0]) for t in tables] == [Status.OK, Status.FAILED, Status.OK]
-
-
-def test_more_failures_than_allowed_raise_with_the_first_error():
-    def broken(g: Group) -> list[float]:
-        raise RuntimeError("no such file: scores.bin")
-
-    with pytest.raises(RewardError, match=r"'mine' failed on 4 of 4 .*no such file: scores.bin.*'p0'"):
-        run(broken)
+    with pytest.raises(RewardError, match=r"'mine' failed on 4 of 4 .*no such file: scores.bin.*'p1'"):
+        run(fussy, [group(4, 1)])
 
 
 @pytest.mark.parametrize(
@@ -287,3 +282,102 @@ def test_a_run_asks_each_reward_once_per_step_of_a_sample():
     algorithm = replace(preset, schedule=Full(STEPS, previews=True), group_size=4)
     assert make_trainer(algorithm, counted).step()["policy/grad_norm"] > 0
     assert set(asked) == {4} and len(asked) % STEPS == 0 and len(asked) >= 2 * STEPS
+
+
+VALUES = [0.78, 0.80, 0.81, 0.85, 0.79, 0.82, 0.84]
+
+
+def judged(values: list[float | None]) -> tuple[RewardRunner, Rollouts, Group]:
+    """A group of eight, scored by `values`; NaN stands for a judge that could not be reached."""
+    group = Group(0, Prompt("p"), tuple(Sample(str(i)) for i in range(len(values))))
+    n = len(values)
+    rows = Rollouts((group,), torch.zeros(n, dtype=torch.long), torch.arange(n), torch.ones(n, 1, dtype=torch.bool), Nothing())
+    return RewardRunner([NamedReward("judge", lambda g: values)]), rows, group
+
+
+def test_a_failed_judgement_is_not_a_zero():
+    """flow_grpo and Flow-Factory write 0: all others then get nearly the same advantage and the failure -2.5."""
+    runner, rows, group = judged([*VALUES, math.nan])
+    found = runner.scores(rows, {0: runner.score([group])[0]})
+    credit = GroupNorm()(found, rows)
+    assert not credit.keep[7] and credit.values[7] == 0
+    alone = GroupNorm()(made.scores(torch.tensor(VALUES)[:, None]), made.rollouts(torch.ones(7, 1)))
+    torch.testing.assert_close(credit.values[:7], alone.values)
+    assert credit.values[:7].min() < -1 and credit.values.max() > 1
+    as_zero = GroupNorm()(made.scores(torch.tensor([*VALUES, 0.0])[:, None]), made.rollouts(torch.ones(8, 1)))
+    assert as_zero.values[:7].min() > 0.2, "what the zero would have done"
+
+
+def test_a_stuck_reward_does_not_keep_the_run_nor_its_end():
+    """Elsewhere it ends in a collective's timeout; threads left behind are daemons, so the program can end."""
+    never, before = threading.Event(), set(threading.enumerate())
+
+    def stuck(g: Group) -> list[float]:
+        never.wait()
+        return [1.0]
+
+    with pytest.raises(RewardError, match=r"no answer within 0\.05 s"):
+        RewardRunner([NamedReward("stuck", stuck, timeout_s=0.05)]).score([judged([1.0])[2]])
+    left = set(threading.enumerate()) - before
+    assert left and all(thread.daemon for thread in left)
+    never.set()
+
+
+def boxes(name: str, truth: object, text: str, **fields: object) -> float:
+    reward = load(name, "rewards")(space="pixel", **fields)
+    sizes = (MediaSize(640, 480, 640, 480),)
+    [found] = reward(Group(0, Prompt("p", answer=truth), (Sample(text, media_sizes=sizes),)))
+    assert isinstance(found, Scored) and found.value is not None
+    return found.value
+
+
+def test_boxes_of_unknown_labels_are_not_free():
+    """VLM-R1's mAP drops them before counting."""
+    truth = (Box(0, 0, 10, 10, label="cat"),)
+    right = '{"bbox_2d": [0, 0, 10, 10], "label": "cat"}'
+    more = '[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}, {"bbox_2d": [20, 20, 30, 30], "label": "unicorn"}]'
+    assert boxes("multi_box", truth, more, kind="map") < boxes("multi_box", truth, right, kind="map") == 1
+
+
+def test_a_box_without_label_does_not_break_the_matching():
+    """VLM-R1's greedy matching uses a label that may never have been set."""
+    truth = (Box(0, 0, 10, 10, label="cat"),)
+    assert boxes("multi_box", truth, "[0, 0, 10, 10]", labels=True) == 0
+    assert boxes("multi_box", truth, "[0, 0, 10, 10]", labels=False) == 1
+
+
+def test_matching_is_not_greedy():
+    """Greedy takes the first box's best partner and leaves the second with nothing."""
+    truth = (Box(0, 0, 10, 10), Box(0, 0, 10, 14))
+    text = "[0, 0, 10, 12] [0, 0, 10, 17]"
+    assert boxes("multi_box", truth, text, kind="mean_iou") == pytest.approx((10 / 12 + 14 / 17) / 2)
+
+
+def test_a_pixel_of_overlap_counts():
+    """VLM-R1 and GUI-G1 see none below one pixel, so that boxes in shares of the picture never overlap."""
+    assert boxes("iou", Box(0, 0, 10, 1), "[0, 0, 10, 1]") == 1
+    assert boxes("iou", Box(0, 0, 10, 10), "[9, 9, 20, 20]") == pytest.approx(1 / 220)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e25, 1e30, 1e38])
+def test_a_spread_beyond_float32_gives_the_advantages_of_a_small_one(size: float):
+    rows, scores = made.rollouts(torch.ones(4, 1)), made.scores(torch.tensor([[0.0], [0.0], [0.0], [size]]))
+    credit = GroupNorm(ddof=0, eps=0.0)(scores, rows)
+    # mean 1/4, deviation sqrt(3)/4, in units of size
+    expected = torch.tensor([-1.0, -1.0, -1.0, 3.0]) / math.sqrt(3)
+    torch.testing.assert_close(credit.values[:, 0], expected)
+    assert credit.values.dtype == torch.float32
+    assert float(LeaveOneOut()(scores, rows).values[3, 0]) == pytest.approx(size)
+
+
+def test_a_total_beyond_float32_is_refused_with_the_name_of_its_reward():
+    values = torch.tensor([[1.0, 1e30]])
+    refuse_overflow(made.scores(values, [1.0, 1e3]))
+    with pytest.raises(RewardError, match=r"reward 'reward_1': 1e\+30 times its weight 1e\+10; lower the weight"):
+        refuse_overflow(made.scores(values, [1.0, 1e10]))
+
+
+def test_a_reward_that_its_transform_makes_infinite_is_refused():
+    runner = RewardRunner([NamedReward("steep", lambda group: [1e30], transform=Transform(scale=1e-30))])
+    with pytest.raises(RewardError, match=r"reward 'steep' is 1e\+60 after its transform of 1e\+30: widen transform\.scale"):
+        runner.score([Group(0, Prompt("p", "?"), (Sample(text="x"),))])
