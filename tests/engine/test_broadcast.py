@@ -1,32 +1,45 @@
-"""Weights over the network into two servers, one of them with two workers: whole and exact, and given up in time."""
+"""Weights over the network into two servers, as copies on a machine, and as what 4 bits stand for: whole, exact and in time."""
 
 import contextlib
+import json
+import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmrl.engine.facts import Wanted, ask_facts, refuse_other
+from mmrl.engine.facts import Wanted, ask_facts, look_at_engine, refuse_other
 from mmrl.engine.generator import text_parts
 from mmrl.engine.sync import BroadcastSync, FileSync, Update, checkpoint_weights, kind_for
 from mmrl.engine.wire.client import EngineClient
+from mmrl.engine.worker import weight_copy
+from mmrl.engine.worker.weight_copy import SUMS, copy_near, drop_copies, place_of, write_sums
 from mmrl.engine.worker.weight_group import Card, TensorFacts, bundles, read_tensors, tensors_as_json
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.quantized import kept
+from mmrl.policies.text.loading import server_model
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.policies.text.settings import EngineConfig
+from mmrl.policies.text.settings import EngineConfig, QuantizedSettings
 from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import gap, policies_on, server_of
 from tests.engine.test_servers import BOUND, move, sample_around_a_broken_reset
-from tests.support.fake_engines import BROADCAST, FakeEngine, engines
-from tests.support.text_policies import mixed
+from tests.policies.text.test_quantized import in_4_bits, with_adapter
+from tests.support import text_policies
+from tests.support.fake_engines import BROADCAST, FakeEngine, engines, make_environment
+from tests.support.stored_codes import change_weights
+from tests.support.text_policies import logprobs, mixed
 
 Make = Callable[..., TextPolicy]
-SHORT = Sampling(max_new_tokens=5)
+SHORT, LORA = Sampling(max_new_tokens=5), LoraSettings(rank=4, alpha=8)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +92,7 @@ def test_new_weights_reach_every_worker_of_every_server(make: Make, two: list[Fa
 
 
 def test_adapters_travel_merged(make: Make):
-    policy = make(1, lora=LoraSettings(rank=4, alpha=8))
+    policy = make(1, lora=LORA)
     move(policy, 0.2)
     assert gap(policy, policy.rollout(mixed())) < BOUND
 
@@ -117,9 +130,7 @@ def test_a_worker_that_stands_still_is_given_up_in_time(make: Make, two: list[Fa
     policy.rollout(mixed())
     move(policy)
     two[0].order(stall=True)
-    with pytest.raises(
-        EngineUnavailableError, match=r"did not take all weights over the network \(.*policy.engine.sync = \"file\""
-    ):
+    with pytest.raises(EngineUnavailableError, match=r'not take all weights over the network \(.*policy.engine.sync = "file"'):
         policy.rollout(mixed())
     two[0].order()
     assert gap(policy, policy.rollout(mixed())) < BOUND, "and it goes on once the worker does"
@@ -219,3 +230,146 @@ def test_cards_that_can_talk_use_nccl_and_all_others_gloo():
     assert kind_for(Card(), [b]) == kind_for(a, [b, Card()]) == ("gloo", "")
     assert kind_for(a, [old]) == ("gloo", "NCCL is 2.28.3 here and 2.27.5 there, and has to be the same")
     assert kind_for(a, [a])[0] == "gloo" and "share a card" in kind_for(a, [a])[1]
+
+
+@pytest.fixture
+def local() -> Iterator[str]:
+    """A folder of a machine's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Weights of one update, of the run `one`."""
+    return written(tmp_path / "one-1", b"first")
+
+
+def written(folder: Path, content: bytes) -> Path:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "config.json").write_bytes(b"{}")
+    write_sums(folder)
+    return folder
+
+
+def test_many_ask_and_one_reads(shared: Path, local: str, monkeypatch: pytest.MonkeyPatch):
+    copy, read = weight_copy.copy_file, list[str]()
+
+    def count(source: Path, target: Path, wanted: str) -> None:
+        read.append(source.name)
+        copy(source, target, wanted)
+
+    monkeypatch.setattr(weight_copy, "copy_file", count)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: copy_near(str(shared), local), range(8))) == {place_of(str(shared), local)}
+    assert read == ["config.json", "model.safetensors"]
+    assert (place_of(str(shared), local) / "model.safetensors").read_bytes() == b"first"
+    drop_copies(local)
+    assert [path.name for path in Path(local).iterdir()] == ["mmrl-weights.lock"]
+
+
+def test_what_is_not_what_was_written_is_refused_and_a_copy_that_broke_off_is_made_again(shared: Path, local: str):
+    whole = (shared / "model.safetensors").read_bytes()
+    for broken in (b"firs", b"fIrst"):
+        (shared / "model.safetensors").write_bytes(broken)
+        with pytest.raises(ValueError, match=r"as .* reads it, is not what was written"):
+            copy_near(str(shared), local)
+    (shared / "model.safetensors").write_bytes(whole)
+    assert (copy_near(str(shared), local) / "model.safetensors").read_bytes() == whole
+    (shared / SUMS).unlink()
+    assert copy_near(str(shared), local), "it is there"
+    with pytest.raises(ValueError, match="cannot be copied to"):
+        copy_near(str(shared.with_name("one-2")), local)
+
+
+def test_a_copy_that_finds_no_room_is_refused(shared: Path, local: str, monkeypatch: pytest.MonkeyPatch):
+    full = shutil.disk_usage(local)._replace(free=3)
+    monkeypatch.setattr(weight_copy.shutil, "disk_usage", lambda _: full)
+    with pytest.raises(ValueError, match=r"has 0\.0 GB free, and the weights are 0\.0 GB: name a larger folder"):
+        copy_near(str(shared), local)
+
+
+def test_a_file_of_weights_has_its_sums_where_copies_are_made(tmp_path: Path):
+    for sync, held in ((FileSync(local="/dev/shm"), True), (FileSync(), False)):
+        folder = tmp_path / str(held)
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"abc")
+        sync.wrote(Update("one-1", folder))
+        assert (folder / SUMS).exists() == held
+    sums = json.loads((tmp_path / "True" / SUMS).read_text())
+    assert sums == {"model.safetensors": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}, "FIPS 180-2, B.1"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def config_of(folder: str, engine: EngineConfig, **settings: Any) -> TextPolicyConfig:
+    settings = {"weights": "nf4", "lora": LORA, "sampling": SHORT, **settings}
+    return TextPolicyConfig(folder, engine=engine, **settings)
+
+
+def test_rows_are_written_beside_the_same_numbers(tiny: Callable[[str], str], tmp_path: Path):
+    engine = EngineConfig(environment=str(make_environment(tmp_path / "vllm")), timeout_s=60.0)
+    config = config_of(tiny("qwen2_5_vl"), engine)
+    look_at_engine(config)
+    torch.manual_seed(0)
+    policy = TextPolicy(config, parts=text_parts(config))
+    with contextlib.closing(server_of(policy)) as generator:
+        for _ in range(2):
+            move(policy)
+            assert gap(policy, policy.rollout(mixed())) < BOUND
+        assert generator.model == server_model(config) and generator.fleet is not None
+        assert generator.fleet.members[0].facts.model == generator.model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_folder_is_the_rounded_model(tiny: Callable[[str], str], dtype: str):
+    own = in_4_bits(tiny("qwen3_vl"), dtype=dtype)
+    folder = server_model(own.config)
+    twin = with_adapter(text_policies.make(folder, lora=LORA, dtype=dtype))
+    rollouts = own.rollout(mixed())
+    assert torch.equal(logprobs(own, rollouts), logprobs(twin, rollouts))
+
+
+def test_it_is_made_once_and_named_by_its_source(tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch):
+    config = config_of(tiny("qwen3_vl"), EngineConfig())
+    folder = server_model(config)
+    others = [replace(config, **one) for one in ({"quantized": QuantizedSettings(double=False)}, {"dtype": "bfloat16"})]
+    others.append(config_of(tiny("qwen2_5_vl"), EngineConfig()))
+    assert len({folder, *map(server_model, others)}) == 4
+    monkeypatch.setattr(kept, "quantize", lambda *_: pytest.fail("it was made again"))
+    assert server_model(config) == folder
+    assert server_model(replace(config, weights="float")) == tiny("qwen3_vl")
+
+
+def test_a_server_with_other_numbers_is_refused_before_anything_is_loaded(tiny: Callable[[str], str]):
+    with engines(tiny("qwen3_vl")) as (engine,):
+        config = config_of(tiny("qwen3_vl"), EngineConfig(url=(engine.url,)))
+        with pytest.raises(ValueError, match=r"serves '.*qwen3_vl\w*', and the run needs '.*whole-\w{12}': serve that model"):
+            look_at_engine(config)
+
+
+@pytest.mark.parametrize("sync", ["file", "broadcast"])
+def test_ways_that_send_all_weights_are_refused(sync: Any):
+    with pytest.raises(ValueError, match=rf'sync is "{sync}", which sends all weights, .*: set policy.engine.sync = "lora"'):
+        config_of("m", EngineConfig(sync=sync))
+
+
+def test_a_model_that_cannot_be_written_so_is_refused(tiny: Callable[[str], str], tmp_path: Path, cache: Path):
+    config = config_of(tiny("qwen3_vl"), EngineConfig())
+    with pytest.raises(ValueError, match=r"files or code of its own that do not allow to write what 4 bits stand for"):
+        server_model(replace(config, trust_remote_code=True))
+    cache.write_text("a file where the cache should be")
+    with pytest.raises(ValueError, match=r"reads what the 4 bits of policy.model .* stand for, and mmrl's cache cannot take it"):
+        server_model(config)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("whole")]
+    broken = tmp_path / "broken"
+    os.unlink(cache)
+    kept.shutil.copytree(tiny("qwen3_vl"), broken)
+    change_weights(broken, lambda found: {name: weight * torch.nan for name, weight in found.items()})
+    with pytest.raises(ValueError, match="holds NaN or infinity"):
+        server_model(config_of(str(broken), EngineConfig()))

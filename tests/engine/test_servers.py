@@ -1,7 +1,6 @@
 """Rows written by two real servers over a real tiny model: exact, shared, and refused where they are not the policy's."""
 
 import logging
-import shutil
 import tempfile
 import threading
 import time
@@ -18,7 +17,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Video
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine import generator as generators
-from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, look_at_engine, most_pictures, refuse_other
+from mmrl.engine.facts import Wanted, ask_facts, look_at_engine, most_pictures, refuse_other
 from mmrl.engine.fleet import FAR
 from mmrl.engine.generator import text_parts
 from mmrl.engine.sync import InFolder, Update
@@ -36,7 +35,7 @@ from tests.support.videos import write_video
 CLIPS = ("--media-io-kwargs", '{"video": {"num_frames": -1, "fps": 2.0}}')
 BOUND = 2e-4
 """Far above what rounding makes of moved weights, and far below what stale caches do."""
-SHORT = Sampling(max_new_tokens=5)
+SHORT, LORA = Sampling(max_new_tokens=5), LoraSettings(rank=4, alpha=8)
 Make = Callable[..., TextPolicy]
 
 
@@ -66,9 +65,8 @@ def make(tiny: Callable[[str], str], two: list[FakeEngine]) -> Iterator[Make]:
 @pytest.fixture
 def local() -> Iterator[str]:
     """A folder on another file system than that of tests."""
-    folder = tempfile.mkdtemp(dir="/dev/shm")
-    yield folder
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield folder
 
 
 def tokens(rollouts: Rollouts) -> list[tuple[int, ...]]:
@@ -103,7 +101,7 @@ def sample_around_a_broken_reset(policy: TextPolicy, engine: FakeEngine, number:
 
 
 def test_adapters_are_swapped_under_new_names(make, two):
-    policy = make(lora=LoraSettings(rank=4, alpha=8))
+    policy = make(lora=LORA)
     for _ in range(3):
         move(policy, 0.2)
         assert gap(policy, policy.rollout(mixed())) < BOUND
@@ -115,7 +113,7 @@ def test_adapters_are_swapped_under_new_names(make, two):
 
 
 def test_adapters_on_top_of_other_weights_are_refused(make):
-    policy = make(1, lora=LoraSettings(rank=4, alpha=8))
+    policy = make(1, lora=LORA)
     with torch.no_grad():
         policy.net.model.get_output_embeddings().weight *= 1.1
     with pytest.raises(EngineMismatchError, match=r"the first token of a test prompt .* it has other weights"):
@@ -124,10 +122,10 @@ def test_adapters_on_top_of_other_weights_are_refused(make):
 
 @number_of_the_reset
 def test_so_is_one_that_serves_adapters(make, two, number):
-    sample_around_a_broken_reset(make(1, lora=LoraSettings(rank=4, alpha=8)), two[0], number)
+    sample_around_a_broken_reset(make(1, lora=LORA), two[0], number)
 
 
-@pytest.mark.parametrize("lora", [LoraSettings(rank=4, alpha=8), None], ids=["lora", "file"])
+@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "file"])
 def test_what_a_worker_copied_the_other_server_reads(lora, make, two, local, tmp_path, monkeypatch):
     """What lies in the shared folder is broken behind the first reader, so that a second one would be found out."""
     near, read = InFolder.near, list[Path]()
@@ -209,7 +207,7 @@ def test_a_server_whose_caches_were_not_reset_is_not_used_before_they_are(make, 
 
 
 def test_adapters_can_travel_merged_in_a_file(make):
-    policy = make(1, lora=LoraSettings(rank=4, alpha=8), engine={"sync": "file"})
+    policy = make(1, lora=LORA, engine={"sync": "file"})
     move(policy, 0.2)
     assert gap(policy, policy.rollout(mixed())) < BOUND
 
@@ -341,33 +339,23 @@ def test_copies_that_spare_nothing_or_cannot_be_made_are_refused_before_anything
     two[1].order()
 
 
-def test_another_vocabulary_and_other_options_are_refused(two):
+def test_another_vocabulary_other_options_and_an_address_that_is_no_engine_are_refused(two):
     facts = ask_facts(EngineClient(two[0].url))
     wanted = Wanted(facts.model, "float32", facts.tokens, "file", episodes=Limits(tokens=2000, pictures=8))
-    refuse_other(facts, wanted, "http://here")
-    for limit in (7, {"count": 7}):
-        bound = most_pictures({"multimodal_config": {"limit_per_prompt": {"image": limit}}})
-        with pytest.raises(ValueError, match=r"takes 7 pictures in a prompt, and environment.limits.pictures is 8"):
-            refuse_other(replace(facts, most_pictures=bound), wanted, "http://here")
     refuse_other(facts, wanted, "here")
-    with pytest.raises(ValueError, match="has other weights than those of 'qwen2_5_vl0', which adapters are added to"):
-        refuse_other(
-            replace(facts, model="qwen2_5_vl0", weight_version="3fe0-7"),
-            replace(wanted, model="qwen2_5_vl0", sync="lora"),
-            "here",
-        )
-    for other, words in (
-        (replace(facts, tokens=facts.tokens[1:]), "another vocabulary"),
-        (replace(facts, missing=("--no-mm-device-do-normalize",)), "started without --no-mm-device-do-normalize"),
-        (replace(facts, transfer=""), "takes new weights by nothing"),
+    bounds = [most_pictures({"multimodal_config": {"limit_per_prompt": {"image": limit}}}) for limit in (7, {"count": 7})]
+    too_few = "takes 7 pictures in a prompt, and environment.limits.pictures is 8"
+    named, adapted = replace(facts, model="m0", weight_version="3fe0-7"), replace(wanted, model="m0", sync="lora")
+    for other, asked, words in (
+        *((replace(facts, most_pictures=bound), wanted, too_few) for bound in bounds),
+        (named, adapted, "has other weights than those of 'm0', which adapters are added to"),
+        (replace(facts, tokens=facts.tokens[1:]), wanted, "another vocabulary"),
+        (replace(facts, missing=("--no-mm-device-do-normalize",)), wanted, "started without --no-mm-device-do-normalize"),
+        (replace(facts, transfer=""), wanted, "takes new weights by nothing"),
     ):
-        assert isinstance(other, ServerFacts)
         with pytest.raises(ValueError, match=words):
-            refuse_other(other, wanted, "here")
-
-
-def test_an_address_that_is_no_engine_is_refused(two, tiny):
-    assert ask_facts(EngineClient(two[0].url)).version == "0.32.0"
+            refuse_other(other, asked, "here")
+    assert facts.version == "0.32.0"
     with pytest.raises(ValueError, match="no vLLM server"):
         ask_facts(EngineClient(two[0].url + "/v1"))
 

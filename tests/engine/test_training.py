@@ -1,10 +1,11 @@
-"""A run whose completions an engine writes: three optimizer steps from a config, a kill within one of them, and a resumed run."""
+"""Runs whose completions an engine writes: a kill within a step, a resumed run, and a server that two processes share."""
 
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,25 @@ from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.run import Resolved, resolve, without_engine
 from mmrl.app.run.build import Job, build
 from mmrl.app.toml.tables import Table
+from mmrl.engine.facts import ask_facts
+from mmrl.engine.fleet import Fleet, Member, Probe, limits_of
 from mmrl.engine.generator import VllmGenerator
-from mmrl.engine.sync import AdapterSync, Update
+from mmrl.engine.sync import AdapterSync, FileSync, Update
+from mmrl.engine.wire.client import EngineClient
+from mmrl.engine.wire.completions import AnswerFacts, Ask, WirePrompt, sampling_params, share_rows
+from mmrl.engine.wire_prompts import wire_prompts
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
+from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.settings import EngineConfig
+from mmrl.runtime.blame import EngineUnavailableError
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import copy_state
-from tests.support.fake_engines import ask, engines, make_environment
+from tests.support.fake_engines import FakeEngine, ask, engines, make_environment
 from tests.support.forked import heard
+from tests.support.launcher import results
+from tests.support.ports import free_ports
+from tests.support.text_policies import prompts
+from tests.support.trainers import weights
 
 CONFIG = """
 steps = 3
@@ -78,10 +90,6 @@ def generator_of(job: Job) -> VllmGenerator:
     return job.policy.generator
 
 
-def weights_of(job: Job) -> dict[str, torch.Tensor]:
-    return job.policy.state_dict()["weights"]
-
-
 def kill_in_a_request(url: str) -> None:
     """SIGKILL to the server's process, which is not the one that mmrl started but its child, while a request is under way."""
     while not ask(url, "/fake")["waiting"]:
@@ -108,13 +116,13 @@ def test_three_steps_with_a_kill_equal_three_without_and_a_resumed_run(config, t
     assert all(one["policy/grad_norm"] > 0 for one in metrics)
 
     there = f'policy.engine.url=["{url}"]'
-    other, wanted = build(config(there)), weights_of(job)
+    other = build(config(there))
     for _ in range(3):
         other.trainer.step()
-    assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(other).items()), "the kill left no trace"
+    assert torch.equal(weights(other), weights(job)), "the kill left no trace"
     other.trainer.load_state_dict(state)
     other.trainer.step()
-    assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(other).items()), "nor did the resume"
+    assert torch.equal(weights(other), weights(job)), "nor did the resume"
     generator_of(other).close()
     generator.close()
     assert generator.server is None and not generator.folder.exists()
@@ -153,8 +161,7 @@ def test_steps_ahead_of_training_equal_those_of_a_resumed_run(config, tmp_path):
         other.trainer.load_state_dict(state)
         other.trainer.step()
         other.trainer.collector.close()
-        wanted = weights_of(job)
-        assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(other).items())
+        assert torch.equal(weights(other), weights(job))
         for one in (job, other):
             generator_of(one).close()
 
@@ -213,3 +220,78 @@ def test_what_cannot_work_is_refused_before_the_model_is_loaded(config, tmp_path
     alone = any("engine.url" in one or "environment" in one for one in overrides)
     with pytest.raises(ValueError, match=words):
         build(config(*(() if alone else (environment,)), *overrides))
+
+
+SHORT = Sampling(max_new_tokens=3)
+
+
+def fleet_of(engine: FakeEngine, policy: TextPolicy, update: Update, rank: int, timeout_s: float = 20.0) -> Fleet:
+    """The servers of a run as the process of this rank sees them, with the one server lost."""
+    client = EngineClient(engine.url, 20.0)
+    member = Member(client, ask_facts(client), alive=False, trouble="its caches were not reset")
+    settings = EngineConfig(url=(engine.url,), timeout_s=timeout_s)
+    return Fleet([member], FileSync(), settings, rank, update=update, probe=Probe.of(policy))
+
+
+@pytest.fixture
+def policy(tiny: Callable[[str], str]) -> TextPolicy:
+    return TextPolicy(TextPolicyConfig(tiny("qwen2_5_vl")))
+
+
+@pytest.fixture
+def update(policy: TextPolicy, tmp_path: Path) -> Update:
+    update = Update("one-1", tmp_path / "one-1")
+    FileSync().save(policy, update)
+    return update
+
+
+def one_row(policy: TextPolicy) -> tuple[list[Ask], list[WirePrompt], dict[str, object], AnswerFacts]:
+    params, asks = sampling_params(SHORT, policy.banned, policy.eos_token_ids), share_rows([0], [(1, 0)])
+    return asks, wire_prompts(policy, [policy.encode(prompts()[0])]), params, limits_of(policy, SHORT)
+
+
+def test_only_the_first_process_takes_a_server_back(policy: TextPolicy, update: Update):
+    asked = one_row(policy)
+    with engines(policy.config.model) as (engine,):
+        first, second = fleet_of(engine, policy, update, 0), fleet_of(engine, policy, update, 1, timeout_s=0.6)
+        engine.order(break_reset=2)
+        with pytest.raises(EngineUnavailableError, match=r"no engine answers \(its caches were not reset"):
+            second.write(*asked)
+        assert not {"/pause?mode=wait", "/reset_prefix_cache", "/update_weights"} & set(engine.told()["calls"])
+        first.write(*asked)
+        calls = engine.told()["calls"]
+        assert calls.count("/pause?mode=wait") == 2 and calls.count("/update_weights") == 1, "after a reset that failed, again"
+        second.begin()
+        second.members[0] = replace(second.members[0], alive=False)
+        second.write(*asked)
+        assert len(engine.told()["wrote"]) == 3, "a first question, and a row of each"
+
+
+def test_a_server_that_lost_its_weights_gets_them_though_the_first_process_asks_nothing(
+    policy: TextPolicy, update: Update, monkeypatch: pytest.MonkeyPatch
+):
+    """The first process may have its rows already, and wait for the others."""
+    monkeypatch.setattr("mmrl.engine.fleet.LOOK_S", 0.01)
+    port = free_ports(1)
+    with engines(policy.config.model, port=port) as (engine,):
+        first, second = (fleet_of(engine, policy, update, rank) for rank in (0, 1))
+        first.update = None
+        looking = threading.Thread(target=first.look_after_all)
+        looking.start()
+        time.sleep(0.3)
+        first.update = update
+        first.push()
+    with engines(policy.config.model, port=port) as (engine,):
+        second.write(*one_row(policy))
+        first.is_over.set()
+        looking.join()
+        calls = engine.told()["calls"]
+        assert calls.count("/update_weights") == 1 and len(engine.told()["wrote"]) == 2, "a first question, and the row"
+
+
+@pytest.mark.slow
+def test_two_processes_never_sample_with_stale_caches(tiny: Callable[[str], str], tmp_path: Path):
+    with engines(tiny("qwen2_5_vl")) as (engine,):
+        found = results("tests.engine.run_ranks", "replicated", tmp_path, tiny("qwen2_5_vl"), engine.url)
+    assert len(found) == 2 and max(gap for one in found for gap in one["gaps"]) < 1e-4, found
+    assert all(len(one["gaps"]) == 6 for one in found), "the last one of a thread, ahead of two updates"

@@ -1,4 +1,4 @@
-"""What goes to a server and what is made of its answer, without one: an error for each that is none, whatever is in it."""
+"""What goes to a server and what is made of its answer, without one: an error for each that is none; servers that hang up."""
 
 import base64
 import copy
@@ -6,6 +6,8 @@ import io
 import itertools
 import json
 import math
+import socket
+import threading
 from collections.abc import Iterator
 from functools import reduce
 from operator import getitem
@@ -17,8 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from mmrl.engine.facts import read_facts
 from mmrl.engine.server import ServeCommand, free_port, resolve_sync, serve_command, serving_rank
-from mmrl.engine.wire.client import EngineClient, EngineDownError
+from mmrl.engine.wire import client as wire
+from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.wire.completions import (
     AbortedError,
     AnswerFacts,
@@ -36,7 +40,7 @@ from mmrl.engine.wire_prompts import clip_part, picture_part
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.settings import EngineConfig, Sampling, TextPolicyConfig
 from tests.support.fake_engines import make_environment
-from tests.support.rude_servers import answers, rude
+from tests.support.rude_servers import answers, drips, echoes, floods, rude
 
 NOISE = np.random.default_rng(0).integers(0, 255, (3, 5, 7, 3), dtype=np.uint8)
 
@@ -55,9 +59,8 @@ def test_a_rows_seed_depends_on_its_own_seed_and_number_only():
 
 
 def test_many_rows_go_in_several_requests():
-    asks = share_rows([0] * 40, [(1, i) for i in range(40)])
-    assert [len(ask.rows) for ask in asks] == [16, 16, 8]
-    assert [row for ask in asks for row in ask.rows] == list(range(40))
+    rows = [ask.rows for ask in share_rows([0] * 40, [(1, i) for i in range(40)])]
+    assert rows == [(*range(16),), (*range(16, 32),), (*range(32, 40),)]
 
 
 def test_a_request_says_everything():
@@ -161,19 +164,14 @@ def test_no_environment_or_another_version_is_refused(tmp_path, monkeypatch):
         command(str(make_environment(tmp_path / "old", "0.19.1")), monkeypatch)
 
 
-def test_a_port_that_is_taken_is_refused():
-    import socket
-
+def test_a_port_that_is_taken_is_refused_and_nobody_there_is_no_refusal():
+    with pytest.raises(EngineDownError, match="cannot be reached"):
+        EngineClient(f"http://127.0.0.1:{free_port(0)}").get("/version")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ValueError, match="is taken by another program: choose another, or 0"):
             free_port(taken.getsockname()[1])
-
-
-def test_nobody_there_is_no_refusal():
-    with pytest.raises(EngineDownError, match="cannot be reached"):
-        EngineClient(f"http://127.0.0.1:{free_port(0)}").get("/version")
 
 
 PROMPT = WirePrompt([1, 9, 2], expanded=[1, 9, 9, 2], name="p")
@@ -222,10 +220,7 @@ def test_a_right_answer_is_read_in_the_order_of_its_seeds():
     assert read(good()) == [Written([7], [-0.5], True), Written([3, 4, 5, 6], [-0.5] * 4, False)]
 
 
-NOT_LOOKED_AT = ("start", "end")
-
-
-@pytest.mark.parametrize("path", [path for path in places(good()) if path[-1] not in NOT_LOOKED_AT], ids=str)
+@pytest.mark.parametrize("path", [path for path in places(good()) if path[-1] not in ("start", "end")], ids=str)
 def test_every_place_may_hold_anything(path: tuple[Any, ...]):
     with pytest.raises((EngineMismatchError, AbortedError)):
         read(changed(path, removed=True))
@@ -300,8 +295,92 @@ def test_a_server_that_answers_nonsense_about_itself_is_one_that_is_broken(said:
 
 @pytest.mark.parametrize("fps", ["0", "-1", "NaN", "1e999", '"x"', "null"])
 def test_facts_that_are_none_are_a_sentence(fps: str):
-    from mmrl.engine.facts import read_facts
-
     told = json.loads(f'{{"model_config": {{"dtype": "x", "media_io_kwargs": {{"video": {{"fps": {fps}}}}}}}}}')
     with pytest.raises((TypeError, ValueError)):
         read_facts("0.32.0", {"id": "policy", "root": "m"}, told, "default", [1])
+
+
+class HangingUp:
+    """Answers 500 to /bad and 200 to all else; a connection that saw a 500 is cut at the next request, without an answer."""
+
+    def __init__(self) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.connections = 0
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listening.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self.talk, args=(connection,), daemon=True).start()
+
+    def talk(self, connection: socket.socket) -> None:
+        failed = False
+        with connection, connection.makefile("rb") as lines:
+            while first := lines.readline():
+                length, close = 0, False
+                while (line := lines.readline().strip().lower()) != b"":
+                    length = int(line.split(b":")[1]) if line.startswith(b"content-length") else length
+                    close = close or line == b"connection: close"
+                lines.read(length)
+                if failed:
+                    return
+                failed = b"/bad" in first
+                connection.sendall(b"HTTP/1.1 %d x\r\nContent-Length: 2\r\n\r\n{}" % (500 if failed else 200))
+                if close:
+                    return
+
+
+@pytest.fixture
+def server() -> Iterator[HangingUp]:
+    hanging = HangingUp()
+    with hanging.listening:
+        yield hanging
+
+
+def test_a_call_after_an_error_of_the_server_is_answered(server: HangingUp):
+    client = EngineClient(server.url)
+    for _ in range(3):
+        with pytest.raises(EngineDownError, match="answered 500"):
+            client.post("/bad")
+        assert client.get("/weight_info") == {}
+    client.close()
+
+
+@pytest.mark.parametrize(("idle", "connections"), [(60.0, 1), (0.0, 2)])
+def test_a_connection_that_was_idle_for_long_is_not_used_again(
+    idle: float, connections: int, server: HangingUp, monkeypatch: pytest.MonkeyPatch
+):
+    assert wire.IDLE_S < 5.0, "vLLM's server hangs up after 5 seconds"
+    monkeypatch.setattr(wire, "IDLE_S", idle)
+    client = EngineClient(server.url)
+    assert [client.generate(b"{}"), client.generate(b"{}")] == [{}, {}]
+    assert server.connections == connections
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout_s", "said"),
+    [(drips, 0.6, "/load gave no answer within 1 s"), (floods, 60.0, "/load answered more than 1 MiB")],
+)
+def test_a_call_is_over_by_the_clock_and_an_answer_without_end_is_not_read(script, timeout_s, said, monkeypatch):
+    monkeypatch.setattr(wire, "MOST_BYTES", 2**20)
+    with rude(script(b"HTTP/1.1 200 OK\r\n\r\n", b" ")) as server:
+        client = EngineClient(server.url)
+        with pytest.raises(EngineDownError, match=said):
+            client.get("/load", timeout_s)
+        client.close()
+
+
+def test_a_token_that_a_server_repeats_is_not_shown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("A_TOKEN", "sesame")
+    with rude(echoes(403)) as server:
+        client = EngineClient(server.url, token_env="A_TOKEN")
+        with pytest.raises(EngineRefusedError, match=r"answered 403: .*\[the key\]") as refused:
+            client.get("/load")
+        client.close()
+    assert "sesame" not in str(refused.value)
