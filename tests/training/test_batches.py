@@ -1,20 +1,22 @@
-"""Minibatches, what they are divided by, and rows that nothing trains."""
+"""Minibatches, what they are divided by, rows that nothing trains, and one update whose own reading is the old one."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import REF_LOGPROBS
-from mmrl.core.types import Credit, Group, Reading
+from mmrl.core.readings import OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Credit, Group, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches, leave_out
 from mmrl.training.trainer import Trainer
 from tests.support.each import for_each
@@ -32,14 +34,10 @@ def batches(algorithm: Algorithm) -> Batches:
     return Batches(algorithm, Ranks(), torch.Generator().manual_seed(0))
 
 
-def test_rows_and_groups_without_a_trainable_action_are_not_counted():
-    counts = batches(Algorithm()).counts(rollouts(MASK, IDS))
-    assert (counts.rollouts, counts.actions, counts.groups) == (2, 3, 1)
-
-
-def test_counts_of_nothing_are_one():
-    counts = batches(Algorithm()).counts(rollouts(torch.zeros(2, 3)))
-    assert (counts.rollouts, counts.actions, counts.groups) == (1, 1, 1)
+def test_rows_and_groups_without_a_trainable_action_are_not_counted_and_nothing_counts_as_one():
+    for rows, counted in ((rollouts(MASK, IDS), (2, 3, 1)), (rollouts(torch.zeros(2, 3)), (1, 1, 1))):
+        counts = batches(Algorithm()).counts(rows)
+        assert (counts.rollouts, counts.actions, counts.groups) == counted
 
 
 def test_shares_of_the_rows_that_train_add_up_to_one():
@@ -51,10 +49,9 @@ def test_shares_of_the_rows_that_train_add_up_to_one():
 
 
 def test_a_process_without_rows_has_one_of_no_share():
-    algorithm = replace(Algorithm(), minibatches=1)
     some = rollouts(torch.ones(2, 3))
     credit = Credit(torch.ones(2, 3), torch.ones(2, dtype=torch.bool))
-    batch = batches(algorithm).batch(some, credit, {}, torch.arange(0))
+    batch = batches(Algorithm()).batch(some, credit, {}, torch.arange(0))
     assert len(batch) == 1 and not batch.share.any() and not batch.rollouts.action_mask.any()
 
 
@@ -189,3 +186,98 @@ def test_a_row_that_only_stands_in_counts_on_one_process_and_only_where_none_tra
     batch = make_batch(torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3), {})
     left = leave_out(batch, torch.ones(4, dtype=torch.bool), Playing(rank, everyone))
     assert len(left) == 1 and bool(left.share.any()) == shown
+
+
+ONCE = replace(PRESETS["dr_grpo"], minibatches=1)
+
+
+class Rough(FakeTextPolicy):
+    """Notes log-probabilities that are off by what bfloat16 rounds, and counts readings without a gradient."""
+
+    exact_sampler: bool = True
+    frozen_reads = 0
+
+    def rollout(self, requests: Any, sampling: Any = None) -> Rollouts:
+        rollouts = super().rollout(requests, sampling)
+        noise = 0.02 * torch.randn(rollouts.action_mask.shape, generator=torch.Generator().manual_seed(0))
+        return replace(rollouts, recorded={reading: x + noise for reading, x in rollouts.recorded.items()})
+
+    def read(self, trace: Any, readings: Any, mask: Tensor) -> Any:
+        self.frozen_reads += not torch.is_grad_enabled()
+        return super().read(trace, readings, mask)
+
+
+def rough(*shadows: str, exact: bool = True) -> Rough:
+    policy = Rough(shadows=frozenset(shadows))
+    policy.exact_sampler = exact
+    return policy
+
+
+def second_step(algorithm: Algorithm, policy: Any = None, **more: Any) -> tuple[dict[str, float], int]:
+    """The metrics of a second step, and its readings without a gradient; the first step's gate reads everything."""
+    policy = policy or rough()
+    trainer = make_trainer(algorithm, policy=policy, ratio_bound=1.0, mean_ratio_bound=1.0, **more)
+    trainer.step()
+    before = policy.frozen_reads
+    return trainer.step(), policy.frozen_reads - before
+
+
+@pytest.mark.parametrize("old", ["recorded", "reread"])
+def test_ratios_are_one_and_nothing_is_read(old):
+    metrics, reads = second_step(replace(ONCE, old=old))
+    assert reads == 0 and metrics["policy/ratio"] == 1 and metrics["policy/kl_old"] == metrics["policy/clip_frac"] == 0
+    assert 0.01 < metrics["rollout/log_ratio"] < 0.03, "how rough the record was is seen all the same"
+
+
+def test_the_gradient_is_that_of_a_reading_before_the_update(monkeypatch: pytest.MonkeyPatch):
+    live, read = rough(), rough()
+    second_step(replace(ONCE, old="reread"), live)
+    monkeypatch.setattr(Algorithm, "old_can_be_live", False)
+    assert second_step(replace(ONCE, old="reread"), read)[1] == 1
+    for a, b in zip(live.parameters(), read.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "reads", "moves"),
+    [
+        (replace(ONCE, minibatches=2), rough(), 0, True),
+        (ONCE, rough(exact=False), 1, True),  # the gate looks again
+        (ONCE, rough("ref"), 0, True),
+        (replace(ONCE, old="reread", importance=(RolloutCorrection(),)), rough(), 1, False),
+    ],
+    ids=["two updates", "an engine's record", "other weights may have sampled", "a weight asks before"],
+)
+def test_the_record_or_a_reading_is_kept_where_it_says_more(algorithm, policy, reads, moves):
+    metrics, found = second_step(algorithm, policy)
+    assert found == reads and (metrics["policy/ratio"] != 1) == moves
+
+
+def test_rows_without_a_record_need_no_reading_of_their_own():
+    class Injected(Rough):
+        def rollout(self, requests: Any, sampling: Any = None) -> Rollouts:
+            rollouts = super().rollout(requests, sampling)
+            noted = rollouts.recorded[ROLLOUT_LOGPROBS].clone()
+            noted[0] = torch.nan
+            return replace(rollouts, recorded={ROLLOUT_LOGPROBS: noted})
+
+    metrics, reads = second_step(ONCE, Injected(shadows=frozenset()))
+    assert reads == 0 and metrics["policy/ratio"] == 1
+
+
+@dataclass(frozen=True)
+class Looking:
+    """An advantage that looks at old log-probabilities."""
+
+    reads: tuple[Reading, ...] = (OLD_LOGPROBS,)
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        return GroupNorm()(scores, rollouts)
+
+
+def test_old_ones_that_somebody_wants_before_the_update_are_read_before_it():
+    algorithm = replace(ONCE, objective=((1.0, Clip()),))
+    assert OLD_LOGPROBS in algorithm.frozen_reads and algorithm.old_can_be_live
+    assert not replace(algorithm, epochs=2).old_can_be_live
+    assert not replace(algorithm, advantage=Looking()).old_can_be_live
+    assert second_step(replace(algorithm, advantage=Looking(), old="reread"))[1] == 1

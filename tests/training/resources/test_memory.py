@@ -1,6 +1,9 @@
-"""Memory by counting tensors: gradients that go, moments and copies that rest on the CPU, states that are copied once."""
+"""Memory: gradients that go, moments and copies that rest on the CPU, and micro-batches that find their size."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,12 @@ from mmrl.core.ranks import OwnState, Ranks
 from mmrl.policies.shared.weights import Weights
 from mmrl.training.checkpoints.state import copy_state
 from mmrl.training.optim import OptimizerSettings, can_fuse, check_optimizer, put_to_rest, whole_state, woken
+from mmrl.training.resources.micro_batch import BELOW, LEAST, MOST, START, HostRoom, MicroBatches, room_of
+from mmrl.training.settings import TrainSettings
+from mmrl.training.stopping import TrainingStoppedError
+from mmrl.training.trainer import Records
 from tests.support.fakes import FakeAccelerator, FakeTextPolicy
+from tests.support.rows import make_batch
 from tests.support.trainers import make_trainer
 
 
@@ -100,7 +108,9 @@ def test_moments_that_rest_train_the_same_and_are_saved_and_loaded():
         assert {x.device.type for x in tensors_in(dict(optimizer.state[weight]))} == {"cpu"}
 
 
-def test_what_is_spread_over_processes_cannot_rest():
+def test_what_is_spread_over_processes_cannot_rest_and_muon_wants_whole_matrices():
+    with pytest.raises(ValueError, match=r"optimizer\.kind is 'muon', which looks at whole matrices"):
+        check_optimizer(OptimizerSettings("muon"), Ranks(FakeAccelerator(2, "FSDP")))
     with pytest.raises(ValueError, match=r"optimizer\.rest is 'cpu', but FSDP or DeepSpeed"):
         check_optimizer(OptimizerSettings(rest="cpu"), Ranks(FakeAccelerator(2, "FSDP")))
     check_optimizer(OptimizerSettings(), Ranks(FakeAccelerator(2, "FSDP")))
@@ -199,3 +209,227 @@ def test_the_kernel_of_a_card_updates_as_the_cpu_does():
                 optimizer.step()
         found.append(weight.detach().cpu())
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+GRPO = PRESETS["grpo"]
+
+
+@dataclass
+class Card:
+    """A device with room for so many positions at a time."""
+
+    positions: float
+    fitter: list[Any] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Nothing is measured."""
+
+    def times_more(self, fill: float) -> float:
+        return fill * self.positions / self.fitter[0].size
+
+
+def sizes_of(positions: float, notes: Path | None = None, ranks: Ranks | None = None) -> MicroBatches:
+    card = Card(positions)
+    sizes = MicroBatches(FakeTextPolicy(), GRPO, "auto", ranks or Ranks(), notes, card)
+    card.fitter.append(sizes)
+    return sizes
+
+
+def run(sizes: MicroBatches, fits: int) -> list[int]:
+    """The sizes that were tried until one fitted."""
+    tried: list[int] = []
+
+    def work() -> None:
+        tried.append(sizes.size)
+        if sizes.size > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    sizes.fit(work, grow=True)
+    return tried
+
+
+def test_it_doubles_while_there_is_room_and_no_further():
+    sizes = sizes_of(10_000)
+    assert [run(sizes, MOST)[0] for _ in range(5)] == [START, 2 * START, 8192, 8192, 8192], "0.85 of 10,000 is no tenth more"
+
+
+def test_out_of_memory_halves_and_never_comes_back_to_what_failed():
+    sizes = sizes_of(1e9)
+    tried = [run(sizes, 10_000) for _ in range(6)]
+    assert tried[:4] == [[2048], [4096], [8192], [16384, 8192]]
+    assert tried[4] == [int(BELOW * 16384), 6144]
+    assert all(size < 12288 for step in tried[5:] for size in step)
+
+
+def test_what_fits_is_remembered_and_half_a_file_is_not(tmp_path: Path):
+    notes = tmp_path / "some" / "size.json"
+    first = sizes_of(1e9, notes)
+    for _ in range(4):
+        run(first, 10_000)
+    again = sizes_of(1e9, notes)
+    assert (again.size, again.too_large) == (first.size, first.too_large) and again.size > START
+    for text in ("{", '{"size": 1}', "[]", '{"size": 3, "too_large": 9}', '{"size": "x", "too_large": 9}'):
+        notes.write_text(text)
+        assert sizes_of(1e9, notes).size == START
+    notes.unlink()
+    notes.mkdir()
+    run(sizes_of(1e9, notes), MOST)
+
+
+def test_the_smallest_size_is_not_halved_for_ever():
+    sizes = sizes_of(1e9)
+    with pytest.raises(TrainingStoppedError, match=r'micro_batch = "auto" ran out of memory with 64 positions .*checkpointing'):
+        run(sizes, 0)
+    assert sizes.size < LEAST
+
+
+class Two(Ranks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = 2
+
+    def gather(self, x: Any) -> list[Any]:
+        """The other process has half of this one's room, and the same of all else."""
+        return [x, x / 2] if isinstance(x, float) else [x, x]
+
+
+class InTurns(FakeTextPolicy):
+    turns = 1
+
+
+class Third(Ranks):
+    """The third of four processes, of which the first has three parts of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world, self.rank = 4, 2
+
+    def gather(self, x: Any) -> list[Any]:
+        return [3, 2, x, 0]
+
+
+@pytest.mark.parametrize(("turns", "mine"), [(1, [0, 1]), (2, [0, 2]), (4, [2, 6])])
+def test_processes_that_read_rows_together_have_them_one_after_the_other(turns: int, mine: list[int]):
+    policy = InTurns()
+    policy.turns = turns
+    sizes = MicroBatches(policy, GRPO, policy.length, Third())
+    cut = sizes.cut(make_batch(torch.ones(2, policy.length), torch.ones(2), {}))
+    assert len(cut) == 3 * turns
+    assert [i for i, part in enumerate(cut) if bool(part.share.any())] == mine
+    # who has no turn has nothing to read either
+    assert turns == 1 or [i for i, part in enumerate(cut) if bool(part.rollouts.action_mask.any())] == mine
+
+
+def test_several_processes_grow_by_the_smallest_room_and_stop_where_one_runs_out(tmp_path: Path):
+    sizes = sizes_of(1e5, notes := tmp_path / "size.json", Two())
+    assert [run(sizes, MOST)[0] for _ in range(6)][-1] < 0.86 * 5e4
+    failed = sizes.size
+    with pytest.raises(TrainingStoppedError, match=f"memory with {failed} positions .*several processes cannot go back"):
+        run(sizes, failed - 1)
+    assert json.loads(notes.read_text())["size"] == failed // 2, "the next run begins with half"
+
+
+def test_a_number_is_kept_and_its_error_too():
+    sizes = MicroBatches(FakeTextPolicy(), GRPO, 512, Ranks())
+    assert sizes.size == 512 and sizes.room is None and sizes.state_dict() == {}
+    with pytest.raises(torch.OutOfMemoryError):
+        run(sizes, 100)
+
+
+class Small(FakeTextPolicy):
+    """Runs out of memory at forwards with a gradient of more than `rows` rows, and halfway through an update's gradients."""
+
+    rows = 1000
+    seen: list[int]
+
+    def read(self, trace: Any, readings: Any, mask: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            self.seen = [*getattr(self, "seen", []), len(mask)]
+            if len(mask) > self.rows:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().read(trace, readings, mask)
+
+
+def trained(policy: FakeTextPolicy, micro_batch: Any, act: Callable[[Any], None] = lambda trainer: None, **more: Any) -> Any:
+    trainer = make_trainer(GRPO, policy=policy, micro_batch=micro_batch, steps=3, **more)
+    act(trainer)
+    for _ in range(3):
+        trainer.step()
+    return trainer
+
+
+def test_a_run_that_ran_out_of_memory_trains_as_one_that_did_not(monkeypatch: pytest.MonkeyPatch):
+    """START positions are 512 rows of the fake, more than there are; the card takes 5 of 32."""
+    monkeypatch.setattr("mmrl.training.resources.micro_batch.START", 128)
+    monkeypatch.setattr("mmrl.training.resources.micro_batch.LEAST", 4)
+    small = Small()
+    small.rows = 5
+    auto, plain = trained(small, "auto"), trained(FakeTextPolicy(), 1000)
+    assert max(small.seen) > 5 and auto.sizes.size // 4 <= 5
+    for a, b in zip(small.parameters(), plain.policy.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    size = auto.state_dict()["sizes"]
+    resumed = make_trainer(GRPO, policy=Small(), micro_batch="auto", steps=3)
+    resumed.load_state_dict(auto.state_dict())
+    assert resumed.sizes.state_dict() == size, "a resumed run cuts as this one would have"
+
+
+def test_readings_without_gradient_back_off_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    policy, failed = FakeTextPolicy(), []
+    read = policy.read
+
+    def once(*asked: Any) -> Any:
+        if not torch.is_grad_enabled() and not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(*asked)
+
+    monkeypatch.setattr(policy, "read", once)
+    trainer = trained(policy, "auto", records=Records(sizes=tmp_path / "size.json"))
+    assert failed and trainer.sizes.too_large == START and json.loads((tmp_path / "size.json").read_text())["too_large"] == START
+
+
+def test_a_deterministic_run_wants_a_number():
+    with pytest.raises(ValueError, match='deterministic is true and micro_batch is "auto"'):
+        TrainSettings(deterministic=True, micro_batch="auto")
+
+
+def write_proc(folder: Path, resident: int, peak: int, free: int, limit: str = "max", used: int = 0) -> HostRoom:
+    (folder / "self").mkdir(exist_ok=True)
+    (folder / "self/status").write_text(f"Name: x\nVmHWM:\t{peak} kB\nVmRSS:\t{resident} kB\n")
+    (folder / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {free} kB\n")
+    (folder / "memory.max").write_text(limit)
+    (folder / "memory.current").write_text(str(used * 1024))
+    return HostRoom(folder, folder)
+
+
+def test_room_of_a_machine_is_half_of_what_is_free_below_the_containers_limit(tmp_path: Path):
+    room = write_proc(tmp_path, 1000, 1000, 8000)
+    room.begin()
+    write_proc(tmp_path, 1200, 1500, 1)
+    assert room.times_more(0.5) == 0.5 * 0.5 * 8000 / 500, "what was free when it began, over what it took at most"
+    room = write_proc(tmp_path, 1000, 1000, 8000, limit=str(3000 * 1024), used=1000)
+    room.begin()
+    write_proc(tmp_path, 1200, 1500, 1)
+    assert room.times_more(0.5) == 0.5 * 0.5 * 2000 / 500
+    nowhere = HostRoom(tmp_path / "none", tmp_path / "none")
+    nowhere.begin()
+    assert nowhere.times_more(1.0) == 0, "nobody can say: nothing grows"
+
+
+def test_room_of_this_machine_is_measured():
+    room = room_of([torch.zeros(1)])
+    room.begin()
+    held = torch.ones(2**24)
+    del held
+    assert room.times_more(1.0) > 0
+
+
+@pytest.mark.gpu
+def test_room_of_a_gpu_is_measured():
+    room = room_of([torch.zeros(1, device="cuda")])
+    room.begin()
+    held = torch.ones(2**26, device="cuda")
+    del held
+    free, _ = torch.cuda.mem_get_info()
+    assert room.times_more(1.0) == pytest.approx(free / 2**28, rel=0.1)
