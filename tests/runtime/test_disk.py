@@ -1,4 +1,4 @@
-"""A file that does not fit: named with the room there is, and nothing of the attempt left. The limit is the kernel's own."""
+"""Files that do not fit, whose limit is the kernel's own, and paths that are like a mistyped one."""
 
 import os
 import resource
@@ -18,8 +18,10 @@ from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.files.paths import write_jsonl
 from mmrl.engine.venv import Venv, note_whole
 from mmrl.lab.arena.lane import Lane, Point
+from mmrl.runtime import near as module
 from mmrl.runtime.cache import keep
 from mmrl.runtime.disk import FullDiskError, room_for
+from mmrl.runtime.near import near
 
 LIMIT = 20
 """Bytes that a file may have."""
@@ -36,11 +38,6 @@ def no_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def a_lane(folder: Path) -> Lane:
-    folder.mkdir(exist_ok=True)
-    return Lane(folder, "grpo", 0)
-
-
 def export(folder: Path, write: Callable[[Path], object]) -> None:
     with whole_or_absent(folder / "out") as partial:
         write(partial)
@@ -54,7 +51,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
     "replace_text": lambda folder: replace_text(folder / "a.txt", "x" * 100),
     "a line of metrics": lambda folder: append_line(folder / "metrics.jsonl", {"text": "x" * 100}),
     "a new run": lambda folder: RunDir.create(folder / "run"),
-    "a point of the arena": lambda folder: a_lane(folder / "lane").add(Point(1.0, 1, {"a": 1.0})),
+    "a point of the arena": lambda folder: Lane(folder, "grpo", 0).add(Point(1.0, 1, {"a": 1.0})),
     "rows": lambda folder: write_jsonl({folder / "rows.jsonl": [{"text": "x" * 100}]}),
     "a clip": lambda folder: write_mp4(folder / "a.mp4", np.zeros((4, 32, 32, 3), np.uint8), 4),
     "an export": lambda folder: export(folder, lambda out: weights(out / "model.safetensors")),
@@ -86,3 +83,52 @@ def test_other_errors_stay_what_they_are(tmp_path: Path, error: BaseException):
     with pytest.raises(type(error)) as caught, room_for(tmp_path):
         raise error
     assert caught.value is error
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("runs/model", "runs/other", "data"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "data" / "boxes.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("runs/mdl", " (near: runs/model)"),
+        ("runs/MODEL", " (near: runs/model)"),
+        ("./rns/model", " (near: runs/model)"),
+        ("rns/nothing/of/it", " (near: runs)"),
+        ("data/box.jsonl", " (near: data/boxes.jsonl)"),
+        ("runs/zebra", ""),
+        ("runs/model", ""),
+        ("data/boxes.jsonl/inside", ""),
+        ("{here}/runs/modle", " (near: {here}/runs/model)"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", ""),
+        ("", ""),
+    ],
+)
+def test_the_first_part_that_is_not_there_is_compared(here: Path, path: str, words: str):
+    assert near(path.format(here=here)) == words.format(here=here)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_folder_that_cannot_be_read_is_no_error_and_of_a_huge_one_only_some_entries_are_compared(monkeypatch):
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    for owner, name, value in ((Path, "iterdir", refuse), (module, "LOOKED_AT", 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            assert near("runs/mdl") == "", name
+
+
+def test_links_that_lead_nowhere_or_back_are_named(here: Path):
+    (here / "loop").symlink_to("loop")
+    (here / "gone").symlink_to("nothing")
+    (here / "fine").symlink_to("runs")
+    assert near("loop") == near("loop/model") == " (loop is a link to loop, and leads back to itself)"
+    assert near("gone/model") == " (gone is a link to nothing, which is not there)"
+    assert near("fine/mdl") == " (near: fine/model)" and near("fine/model") == ""

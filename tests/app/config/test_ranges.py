@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -15,7 +15,19 @@ from mmrl.app.inspect.settings import ranges_of_config
 from mmrl.app.modality.registry import POLICIES
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.tables import dotted_key, leaves
-from mmrl.runtime.ranges import Range, hints_of, ranges_of
+from mmrl.runtime.ranges import (
+    BelowOne,
+    Count,
+    NonNegative,
+    Number,
+    PositiveShare,
+    Range,
+    Seed,
+    check_ranges,
+    fault_of,
+    hints_of,
+    ranges_of,
+)
 from mmrl.serving.judges.judge import Endpoint
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.serving.reward_server import ServerLimits
@@ -36,15 +48,8 @@ def numbers(part: Callable[..., object]) -> set[str]:
 def settings() -> Iterator[Any]:
     """Every dataclass whose fields a config sets, and the functions of shipped data sets."""
     seen: list[Any] = []
-    todo: list[Any] = [
-        RunConfig,
-        RemoteReward,
-        ServerLimits,
-        ClusterConfig,
-        Endpoint,
-        *POLICIES.values(),
-        *(part for slot in SLOTS for part in kinds(slot).values()),
-    ]
+    todo: list[Any] = [RunConfig, RemoteReward, ServerLimits, ClusterConfig, Endpoint, *POLICIES.values()]
+    todo += [part for slot in SLOTS for part in kinds(slot).values()]
     todo += [plugins.load(listed.name, folder) for folder in ("rewards", "datasets") for listed in plugins.listing(folder)]
     while todo:
         part = todo.pop()
@@ -144,3 +149,71 @@ def test_a_value_is_taken_or_refused(name: str, value: str):
         except Exception as error:  # noqa: BLE001 - that is what is looked for
             strange[key] = repr(error)
     assert strange == {}
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("one", "words", "inside", "outside"),
+    [
+        (Range(), "any number", [-1e300, 0, 3], []),
+        (Range(0), "0 or more", [0, 1e300], [-1e-300]),
+        (Range(above=0), "above 0", [1e-300], [0, -0.0]),
+        (Range(0, 1), "0 to 1", [0, 1], [1.0000001]),
+        (Range(above=0, high=1), "above 0 and at most 1", [1], [0]),
+        (Range(0, below=1), "0 or more and below 1", [0, 0.999], [1]),
+        (Range(0, 2**32 - 1), "0 to 4294967295", [2**32 - 1], [2**32]),
+    ],
+)
+def test_a_range_says_what_fits(one: Range, words: str, inside: list[float | int], outside: list[float | int]):
+    assert one.words == words
+    for value in inside:
+        assert one.fault(value) == ""
+    for value in outside:
+        assert one.fault(value) == f"it must be {words}"
+    for value in (NAN, INFINITY, -INFINITY, 10**400, -(2**63) - 1):
+        assert one.fault(value).startswith("it must be a finite number")
+
+
+@dataclass(frozen=True)
+class Part:
+    high: PositiveShare = 0.2
+    count: Count | None = None
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
+    steps: tuple[Annotated[int, Range(0)], ...] = ()
+    weights: Mapping[str, NonNegative] | None = None
+    plain: float | None = None
+    name: str = ""
+
+    __post_init__ = check_ranges
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"high": 0.0}, r"Part\.high is 0\.0: it must be above 0 and at most 1"),
+        ({"count": 0}, r"Part\.count is 0: it must be 1 to 1048576"),
+        ({"count": 10**10}, r"Part\.count is 10000000000: it must be 1 to 1048576 \(more are not held"),
+        ({"betas": (0.9, 1.0)}, r"Part\.betas is \(0\.9, 1\.0\): it must be 0 or more and below 1"),
+        ({"steps": (1, 2, -1)}, "it must be 0 or more"),
+        ({"weights": {"a": 1.0, "b": NAN}}, "it must be a finite number, 0 or more"),
+        ({"plain": INFINITY}, r"Part\.plain is inf: it must be a finite number$"),
+    ],
+)
+def test_a_part_made_in_python_is_checked(values: dict[str, Any], message: str):
+    Part()
+    with pytest.raises(ValueError, match=message):
+        Part(**values)
+
+
+def test_ranges_of_a_part_and_of_a_function():
+    def load(size: Count = 3, seed: Seed = 0, name: str = "") -> None: ...
+
+    assert ranges_of(load) == {"size": "1 to 1048576", "seed": "0 to 4294967295"}
+    assert ranges_of(Part)["betas"] == "0 or more and below 1"
+    assert set(ranges_of(Part)) == {"high", "count", "betas", "steps", "weights"}
+
+
+def test_a_truth_value_or_a_text_is_no_number():
+    assert fault_of(Number, True) == fault_of(Count, False) == fault_of(Count, "0") == fault_of(Count | None, None) == ""

@@ -1,16 +1,27 @@
-"""What mmrl keeps is listed, cleared and bounded, and nothing else in the folder is touched."""
+"""What mmrl keeps is listed, cleared and bounded, and nothing else is touched; the names of models that are taught once."""
 
+import inspect
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from mmrl.app.commands import kept as command
+from mmrl.data.drawn.digit_text import Prints
+from mmrl.data.drawn.gliding import Glides
+from mmrl.data.drawn.shapes import Sketches
 from mmrl.data.files.mp4 import clip_folder
+from mmrl.lab.tiny import teaching
+from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
+from mmrl.lab.tiny.taught import BOXES, LOOKS, SPANS, WORDS, Pupil
 from mmrl.runtime import cache
 from mmrl.runtime.cache import keep
 
@@ -86,12 +97,10 @@ def test_it_stays_within_its_bound(folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MMRL_CACHE_GB", "1e-9")
     cache.note_new(fresh)
     assert len(names()) == 2, "whatever was used today may be in use"
-
-
-def test_without_a_bound_nothing_goes(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    os.utime(fresh, (1, 1))
     monkeypatch.setenv("MMRL_CACHE_GB", "0")
     cache.note_new(folder / "random-0.1.0")
-    assert len(names()) == 3 and "without a bound" in run("ls").output
+    assert len(names()) == 2 and "without a bound" in run("ls").output
 
 
 def test_folders_outside_the_cache_are_not_marked(folder: Path, tmp_path_factory: pytest.TempPathFactory):
@@ -137,3 +146,61 @@ def test_a_run_holds_the_models_and_clips_it_was_given(folder: Path):
     said = run("clear").output
     assert said.startswith("removed 3 entries") and made.name in said and clips.name in said
     assert made.is_dir() and clips.is_dir()
+
+
+COMMON = {"mmrl.runtime.cache", "mmrl.lab.tiny.byte_tokens"}
+"""Where models are kept, and names of types."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    seed: int = 0
+
+
+def modules_of(module: ModuleType) -> set[str]:
+    """Modules of tiny models and of drawn data that a module takes functions and classes from."""
+    found = {thing.__module__ for thing in vars(module).values() if inspect.isfunction(thing) or inspect.isclass(thing)}
+    return {name for name in found if name.startswith(("mmrl.lab.tiny.", "mmrl.data."))}
+
+
+@pytest.mark.parametrize(
+    "module, settings",
+    [
+        (generator, generator.WarmStart(Sketches())),
+        (generator, generator.WarmStart(Prints())),
+        (clip_generator, clip_generator.ClipStart(Glides())),
+        (editor, editor.EditorStart()),
+        (sound_generator, sound_generator.SoundStart()),
+    ],
+)
+def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings: Any, monkeypatch: pytest.MonkeyPatch):
+    counted: set[str] = set()
+
+    def note(settings: Any, code: Sequence[ModuleType | type], packages: Sequence[str]) -> str:
+        counted.update(part.__module__ if isinstance(part, type) else part.__name__ for part in code)
+        return "noted"
+
+    monkeypatch.setattr(inspect.getmodule(module.KIND.fingerprint), "hash_of", note)
+    module.KIND.fingerprint(settings)
+    used = modules_of(module)
+    if hasattr(settings, "data"):
+        used |= modules_of(sys.modules[type(settings.data).__module__])
+    assert used <= counted | COMMON
+
+
+@pytest.mark.parametrize("pupil", [BOXES, SPANS, LOOKS, WORDS])
+def test_all_code_of_a_model_that_stages_teach_is_in_its_name(pupil: Pupil):
+    counted = {module.__name__ for module in pupil.code}
+    builds = {"mmrl.lab.tiny.text.student", "mmrl.training.optim", "mmrl.lab.tiny.teaching"}
+    assert modules_of(pupil.code[0]) | modules_of(pupil.code[2]) <= counted | COMMON | builds
+
+
+def test_a_name_depends_on_settings_code_and_versions():
+    names = {
+        cache.hash_of(Settings(), (cache,), ("torch",)),
+        cache.hash_of(Settings(1), (cache,), ("torch",)),
+        cache.hash_of(Settings(), (cache, teaching), ("torch",)),
+        cache.hash_of(Settings(), (cache,), ("torch", "numpy")),
+    }
+    assert len(names) == 4 and all(len(name) == 12 for name in names)
+    assert cache.hash_of(Settings(), (cache,), ("torch",)) in names
