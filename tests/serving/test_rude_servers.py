@@ -1,25 +1,31 @@
-"""Servers and engines that drip, never end, lie or repeat keys: calls are over by their deadline, and no sentence shows a key."""
+"""Servers and engines that drip, never end, lie, repeat keys, think for long or are away: calls end, and none shows a key."""
 
-from collections.abc import Callable, Sequence
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import ModuleType
 
 import pytest
 
-from mmrl import Scored
-from mmrl.core.samples import Status
+from mmrl.core.samples import Scored
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.fetch import LEAST_PAUSE_S, retry_delay
 from mmrl.runtime.net.secrets import hide_in_json, read_secret
-from mmrl.serving import reward_client, wire
+from mmrl.serving import reward_client
 from mmrl.serving.judges import judge
-from mmrl.serving.judges.judge import Endpoint, JudgeError, Question
+from mmrl.serving.judges.judge import MOST_WAIT_S, AbsentError, Endpoint, JudgeError, Question, Reply, ask, ask_for_scores
 from mmrl.serving.judges.verdicts import json_object
 from mmrl.serving.reward_client import RemoteReward
+from mmrl.training.stopping import AskedToStopError
 from tests.attacks import engine
 from tests.attacks.__main__ import carry_out
 from tests.attacks.attack import Attack
 from tests.attacks.client import ATTACKS, COMPLETION, REPLY, WRONG_ADDRESSES
 from tests.serving.test_reward_server import group_of
+from tests.support.ports import free_ports
 from tests.support.rude_servers import RUDE, answers, in_turn, rude
 
 PARTS = {
@@ -57,15 +63,14 @@ def test_attacks_on_clients_are_held(attacks: Sequence[Attack], words: str, leas
     assert [(attack.name, told) for attack, (held, told) in zip(chosen, outcomes, strict=True) if not held] == []
 
 
-def ask_judge(url: str) -> object:
-    return judge.ask(Endpoint(url, "m"), [Question("x")])[0]
-
-
-def score(url: str) -> object:
-    return RemoteReward(f"{url}/length").score(group_of("abc"))
-
-
-@pytest.mark.parametrize(("module", "call", "good"), [(judge, ask_judge, COMPLETION), (reward_client, score, REPLY)])
+@pytest.mark.parametrize(
+    ("module", "call", "good"),
+    [
+        (judge, lambda url: ask(Endpoint(url, "m"), [Question("x")])[0], COMPLETION),
+        (reward_client, lambda url: RemoteReward(f"{url}/length").score(group_of("abc")), REPLY),
+    ],
+    ids=["judge", "reward"],
+)
 def test_busy_servers_are_asked_again_a_second_later(
     module: ModuleType, call: Callable[[str], object], good: bytes, monkeypatch: pytest.MonkeyPatch
 ):
@@ -103,22 +108,69 @@ def test_times_that_no_clock_knows_are_refused(times: dict[str, float]):
         RemoteReward("http://127.0.0.1:9/a", deadline_s=next(iter(times.values())))
 
 
-def test_scores_arrive_as_they_were():
-    reply = wire.unpack_reply(wire.pack_reply(wire.ServedScores((0.1, 1e300), (Status.OK, Status.OK), ({}, {}), "f")))
-    assert reply.values == (0.1, 1e300)
-
-
-def test_a_part_that_cannot_be_printed_is_refused():
-    packed = wire.pack_reply(wire.ServedScores((0.1,), (Status.OK,), ({"\x1b[2J": 1.0},), "f"))
-    with pytest.raises(wire.WireError, match="cannot be printed"):
-        wire.unpack_reply(packed)
-
-
 def test_a_judges_absurd_figures_are_one_error():
     usage = b'{"choices": [{"message": {"content": "5"}}], "usage": {"total_tokens": 1' + b"0" * 400 + b"}}"
     with rude(answers(200, usage)) as server:
-        (outcome,) = judge.ask(Endpoint(server.url, "m"), [Question("x")])
+        (outcome,) = ask(Endpoint(server.url, "m"), [Question("x")])
     assert isinstance(outcome, JudgeError) and "no chat completion" in str(outcome)
     with pytest.raises(JudgeError, match="no JSON object"):
-        json_object(judge.Reply("[" * 100_000))
-    assert judge.ask_for_scores(Endpoint(), [], lambda reply: Scored(1.0)) == []
+        json_object(Reply("[" * 100_000))
+    assert ask_for_scores(Endpoint(), [], lambda reply: Scored(1.0)) == []
+
+
+LONG_S = 30.0
+"""Answers are held so long at most; a test that holds does not wait for it."""
+
+
+@pytest.fixture
+def interrupted() -> Iterator[int]:
+    """A signal that raises AskedToStopError in the main thread."""
+
+    def leave(number: int, frame: object) -> None:
+        raise AskedToStopError("SIGUSR1")
+
+    before = signal.signal(signal.SIGUSR1, leave)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_who_is_interrupted_leaves_at_once_and_asks_no_more(interrupted: int):
+    left, asked, waited = threading.Event(), threading.Barrier(2, timeout=LONG_S), list[bool]()
+
+    def think(connection: socket.socket, request: bytes) -> None:
+        if asked.wait() == 0:
+            signal.pthread_kill(threading.main_thread().ident or 0, interrupted)
+        waited.append(left.wait(LONG_S))
+
+    with rude(think) as server:
+        with pytest.raises(AskedToStopError):
+            ask(Endpoint(f"{server.url}/v1", "m", concurrency=2, retries=0), [Question(str(i)) for i in range(6)])
+        assert not waited, "both questions were still open"
+        left.set()
+        for thread in [thread for thread in threading.enumerate() if thread.name.startswith("judge-")]:
+            thread.join(LONG_S)
+    assert len(server.requests) == 2
+
+
+def test_a_judge_that_is_away_is_waited_for_longer_than_its_retries(monkeypatch: pytest.MonkeyPatch):
+    """It begins to listen at the seventh pause, as vLLM once its model is loaded."""
+    port, pauses = free_ports(1), list[float]()
+    with ExitStack() as stack:
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 7:
+                stack.enter_context(rude(answers(200, COMPLETION), port))
+
+        monkeypatch.setattr(judge.time, "sleep", pause)
+        [reply] = ask(Endpoint(f"http://127.0.0.1:{port}/v1", "m", retries=1), [Question("x")])
+    assert isinstance(reply, Reply) and len(pauses) == 7 and max(pauses) <= MOST_WAIT_S
+
+
+def test_a_judge_that_stays_away_fails_no_sample(caplog: pytest.LogCaptureFixture):
+    """Beyond the deadline the run stops, so that no step trains on what a dead judge left over."""
+    away = Endpoint(f"http://127.0.0.1:{free_ports(1)}/v1", "m", deadline_s=0.5)
+    with pytest.raises(AbsentError, match=r"cannot be reached: .*: start it again"):
+        ask_for_scores(away, [Question(str(i)) for i in range(20)], lambda _: Scored(1.0))
+    assert issubclass(AbsentError, RewardUnavailableError)
+    assert caplog.text.count("takes no connections: waiting up to") == 1

@@ -103,18 +103,14 @@ def test_files_arrive_as_files_of_the_same_bytes(tmp_path: Path):
 
 
 def test_a_suffix_cannot_leave_the_folder(tmp_path: Path):
-    body = wire.pack_group(a_group(prompt=Prompt("p", media=(str(_file(tmp_path / "x.png")),))))
+    (tmp_path / "x.png").write_bytes(b"x")
+    body = wire.pack_group(a_group(prompt=Prompt("p", media=(str(tmp_path / "x.png"),))))
     length = struct.unpack("<Q", body[:8])[0]
     header = body[8 : 8 + length].replace(b'\\".png\\"', b'\\"/../evil\\"')
     evil = struct.pack("<Q", len(header)) + header + body[8 + length :]
     (tmp_path / "there").mkdir()
     (name,) = wire.unpack_group(evil, tmp_path / "there").prompt.media
     assert Path(name).parent == tmp_path / "there"
-
-
-def _file(file: Path) -> Path:
-    file.write_bytes(b"x")
-    return file
 
 
 def test_boxes_and_numbers_of_all_kinds_arrive(tmp_path: Path):
@@ -132,10 +128,10 @@ def test_what_cannot_travel_is_named():
 
 
 def test_nan_none_and_parts_survive_in_a_reply():
-    reply = wire.reply_of([0.25, None, math.nan, Scored(0.5, {"iou": 0.5, "odd": math.nan})], "f1")
+    reply = wire.reply_of([0.1, None, math.nan, Scored(1e300, {"iou": 0.5, "odd": math.nan})], "f1")
     back = wire.unpack_reply(wire.pack_reply(reply))
     assert back.status == (Status.OK, Status.NA, Status.FAILED, Status.OK)
-    assert back.values[0] == 0.25 and back.values[3] == 0.5 and math.isnan(back.values[1]) and math.isnan(back.values[2])
+    assert back.values[0] == 0.1 and back.values[3] == 1e300 and math.isnan(back.values[1]) and math.isnan(back.values[2])
     assert back.parts[3]["iou"] == 0.5 and math.isnan(back.parts[3]["odd"])
     assert back.fingerprint == "f1"
 
@@ -212,23 +208,22 @@ def test_a_reply_cannot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not list(tmp_path.iterdir())
 
 
-def test_replies_whose_columns_differ_in_length_are_refused():
-    body = wire.pack_reply(wire.ServedScores((1.0, 2.0), (Status.OK,), ({},), "f"))
-    with pytest.raises(wire.WireError, match="2 values, 1 states"):
+@pytest.mark.parametrize(
+    ("values", "part", "said"), [((1.0, 2.0), "iou", "2 values, 1 states"), ((0.1,), "\x1b[2J", "cannot be printed")]
+)
+def test_replies_whose_columns_differ_in_length_or_cannot_be_printed_are_refused(values, part: str, said: str):
+    body = wire.pack_reply(wire.ServedScores(values, (Status.OK,), ({part: 1.0},), "f"))
+    with pytest.raises(wire.WireError, match=said):
         wire.unpack_reply(body)
 
 
 @pytest.mark.parametrize("length", [0x0380, 0x0480, 0x0580, 0x0680])
 def test_a_header_as_long_as_a_pickle_begins_is_read(length: int, tmp_path: Path):
     """The first bytes of a buffer are its header's length: 1152 reads like the start of a pickle."""
-    for extra in range(length):
-        body = wire.pack_group(Group(0, Prompt("p", "x" * extra), (Sample("a"),)))
-        if struct.unpack("<Q", body[:8]) == (length,):
-            break
-    else:
-        pytest.fail("no header was that long")
+    packed = {text: wire.pack_group(Group(0, Prompt("p", text), (Sample("a"),))) for text in ("x" * i for i in range(length))}
+    text, body = next((text, body) for text, body in packed.items() if struct.unpack("<Q", body[:8]) == (length,))
     assert body[:2] == bytes([0x80, length >> 8])
-    assert wire.unpack_group(body, tmp_path).prompt.text == "x" * extra
+    assert wire.unpack_group(body, tmp_path).prompt.text == text
 
 
 def test_turns_travel_with_what_was_shown_between_them(tmp_path: Path):
