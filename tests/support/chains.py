@@ -25,11 +25,11 @@ class Killer(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(module: str, folder: Path, step: int, resume: bool = False) -> None:
-    """Train the chain that `resolved` of a test module gives in a process that is killed after this step."""
+def killed(module: str, folder: Path, step: int, resume: bool = False, chain: str = "resolved") -> None:
+    """Train the chain that a function of a test module gives in a process that is killed after this step."""
     program = (
         "import sys; from pathlib import Path; from mmrl.app.commands.train import run_job; "
-        f"from {module} import resolved; from tests.support.chains import Killer; "
+        f"from {module} import {chain} as resolved; from tests.support.chains import Killer; "
         "folder, step, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == 'True'; "
         "run_job(resolved(folder), folder if resume else None, watchers=lambda config: [Killer(step)])"
     )
