@@ -1,11 +1,13 @@
-"""TOML and the command line -> a run: origins, presets with other parts, and errors that name place and key."""
+"""TOML and the command line -> a run: origins, presets with other parts, and the slots that parts fit, shipped ones and own."""
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import SteadyDecay
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
@@ -16,7 +18,7 @@ from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
 from mmrl.app.config.algorithm import presets
 from mmrl.app.config.run import Resolved
-from mmrl.app.config.slots import kinds
+from mmrl.app.config.slots import SLOTS, kinds, place
 from mmrl.app.inspect.show import description, parts
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import build
@@ -167,15 +169,6 @@ def test_every_part_of_a_preset_has_a_kind():
             assert kinds(slot)[type(part).__name__] is type(part), f"{name}.{slot}"
 
 
-def test_slots_do_not_take_each_others_parts():
-    assert "GroupNorm" in kinds("advantage")
-    assert {"Clip", "ReferenceKL"} <= set(kinds("objective"))
-    assert set(kinds("masks")) >= {"DropTruncated"}
-    assert set(kinds("ema_decay")) == {"RampDecay", "SteadyDecay", "WarmDecay"}
-    for one, other in (("advantage", "objective"), ("masks", "shaping"), ("planner", "advantage"), ("aggregation", "masks")):
-        assert not set(kinds(one)) & set(kinds(other))
-
-
 def test_overrides_are_toml_or_bare_strings():
     table = Table()
     for word in ("a.b=1e-3", "a.c=[1, 2]", "a.d=true", "a.e=Qwen/Qwen2.5-VL", 'a.f="3"', "a.g=x=y"):
@@ -208,3 +201,94 @@ def test_the_policy_gets_views_and_shadows(preset: str):
     assert set(job.policy.views) == set(VIDEO[preset].views)  # type: ignore[attr-defined]
     assert job.policy.shadows == VIDEO[preset].shadows
     assert job.policy.ema_decay == (SteadyDecay(0.9995) if preset == "grpo_care" else USUAL_DECAY)  # type: ignore[attr-defined]
+
+
+OWN = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Bonus:
+    size: float = 1.0
+    reads = ()
+
+    def __call__(self, scores, rollouts, frozen): ...
+
+@dataclass(frozen=True)
+class Even:
+    reads = ()
+    scope = "action"
+
+    def __call__(self, batch, counts): ...
+
+@dataclass(frozen=True)
+class Bare:
+    def __call__(self, batch, counts): ...
+
+@dataclass(frozen=True)
+class OtherNames:
+    def __call__(self, points, rows): ...
+
+@dataclass(frozen=True)
+class Reward:
+    def __call__(self, group): ...
+
+class Plain:
+    def __init__(self, size=1.0):
+        self.size = size
+
+    def __call__(self, scores, rollouts): ...
+
+class Careful:
+    def __init__(self, prompts, seed, ease=1.0): ...
+    def draw(self, num_prompts): ...
+
+def advantage(scores, rollouts, size): ...
+
+def mask(rollouts): ...
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+
+
+def test_every_shipped_part_has_one_slot():
+    for one, other in combinations(SLOTS, 2):
+        assert not set(kinds(one)) & set(kinds(other)), (one, other)
+    assert all(kinds(slot) for slot in SLOTS)
+    assert {"TokenMean", "SequenceMean"} <= set(kinds("aggregation"))
+    assert {"RolloutCorrection", "HighEntropy"} <= set(kinds("importance"))
+    assert "GroupNorm" in kinds("advantage") and {"Clip", "ReferenceKL"} <= set(kinds("objective"))
+    assert "DropTruncated" in kinds("masks") and set(kinds("ema_decay")) == {"RampDecay", "SteadyDecay", "WarmDecay"}
+    assert set(kinds("sampler")) == {
+        *("Balanced", "Bandit", "Curriculum", "Mixture", "NearestValue"),
+        *("Prioritized", "Shuffled", "Streamed", "Thompson", "VarianceAware"),
+    }
+
+
+def test_every_slot_is_a_field_or_a_table():
+    assert [slot for slot in SLOTS if not hasattr(Algorithm(), slot)] == ["sampler"]
+    assert [place(slot) for slot in ("advantage", "shaping", "sampler")] == [
+        "[algorithm.advantage]",
+        "[[algorithm.shaping]]",
+        "[sampler]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ['algorithm.shaping=[{use="mine.py:Bonus", size=2.0}]'],
+        ["algorithm.aggregation.use=mine.py:Even"],
+        ['algorithm.importance=[{use="mine.py:Even"}]'],
+        ["algorithm.advantage.use=mine.py:OtherNames"],
+        ["algorithm.advantage.use=mine.py:Plain", "algorithm.advantage.size=2"],
+        ["algorithm.advantage.use=mine.py:advantage", "algorithm.advantage.size=2"],
+        ['algorithm.masks=[{use="mine.py:mask"}]'],
+    ],
+    ids=lambda words: words[0],
+)
+def test_ones_own_part_in_its_slot(own: None, words: list[str]):
+    assert "mine.py" in str(configs.load("tiny/image", words).config.algorithm.uses)

@@ -1,126 +1,35 @@
-"""Parts in the wrong slot are refused with the slot they fit; shipped ones by their folder, the user's own by their signature."""
+"""Data of a run: named in the line of a task, in several [[data]] tables with rewards of their own, and drawn by a sampler."""
 
 import json
 import shlex
-from itertools import combinations
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
 
-from mmrl.algorithms.algorithm import Algorithm
+from mmrl import Prompt
+from mmrl.algorithms.samplers.base import Shuffled, Streamed
+from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
+from mmrl.app.config.data import MixedData
+from mmrl.app.config.plug_ins import Prompts, read_plug_ins
 from mmrl.app.config.run import Resolved
-from mmrl.app.config.slots import SLOTS, kinds, place
 from mmrl.app.config.tasks import EXAMPLES, SCORING, TASKS, one_line
+from mmrl.app.inspect.show import description
 from mmrl.app.plugins.resolve import listing
+from mmrl.app.run.build import build
+from mmrl.app.run.folder import RunDir
 from mmrl.flow.schedules import RandomSubset
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.training.checkpoints.save import Checkpoints
 
-OWN = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Bonus:
-    size: float = 1.0
-    reads = ()
-
-    def __call__(self, scores, rollouts, frozen): ...
-
-@dataclass(frozen=True)
-class Even:
-    reads = ()
-    scope = "action"
-
-    def __call__(self, batch, counts): ...
-
-@dataclass(frozen=True)
-class Bare:
-    def __call__(self, batch, counts): ...
-
-@dataclass(frozen=True)
-class OtherNames:
-    def __call__(self, points, rows): ...
-
-@dataclass(frozen=True)
-class Reward:
-    def __call__(self, group): ...
-
-class Plain:
-    def __init__(self, size=1.0):
-        self.size = size
-
-    def __call__(self, scores, rollouts): ...
-
-class Careful:
-    def __init__(self, prompts, seed, ease=1.0): ...
-    def draw(self, num_prompts): ...
-
-def advantage(scores, rollouts, size): ...
-
-def mask(rollouts): ...
-"""
-
-
-@pytest.fixture(autouse=True)
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(OWN)
-
-
-def load(*words: str) -> Resolved:
-    return configs.load("tiny/image", words)
-
-
-def test_every_shipped_part_has_one_slot():
-    for one, other in combinations(SLOTS, 2):
-        assert not set(kinds(one)) & set(kinds(other)), (one, other)
-    assert all(kinds(slot) for slot in SLOTS)
-    assert {"TokenMean", "SequenceMean"} <= set(kinds("aggregation"))
-    assert {"RolloutCorrection", "HighEntropy"} <= set(kinds("importance"))
-    assert set(kinds("sampler")) == {
-        "Balanced",
-        "Bandit",
-        "Curriculum",
-        "Mixture",
-        "NearestValue",
-        "Prioritized",
-        "Shuffled",
-        "Streamed",
-        "Thompson",
-        "VarianceAware",
-    }
-
-
-def test_every_slot_is_a_field_or_a_table():
-    assert [slot for slot in SLOTS if not hasattr(Algorithm(), slot)] == ["sampler"]
-    assert [place(slot) for slot in ("advantage", "shaping", "sampler")] == [
-        "[algorithm.advantage]",
-        "[[algorithm.shaping]]",
-        "[sampler]",
-    ]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ['algorithm.shaping=[{use="mine.py:Bonus", size=2.0}]'],
-        ["algorithm.aggregation.use=mine.py:Even"],
-        ['algorithm.importance=[{use="mine.py:Even"}]'],
-        ["algorithm.advantage.use=mine.py:OtherNames"],
-        ["algorithm.advantage.use=mine.py:Plain", "algorithm.advantage.size=2"],
-        ["algorithm.advantage.use=mine.py:advantage", "algorithm.advantage.size=2"],
-        ['algorithm.masks=[{use="mine.py:mask"}]'],
-    ],
-    ids=lambda words: words[0],
-)
-def test_ones_own_part_in_its_slot(words: list[str]):
-    assert "mine.py" in str(load(*words).config.algorithm.uses)
+pytestmark = pytest.mark.usefixtures("empty_desk")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(empty_desk: None, tmp_path: Path) -> Path:
     for name in ("parts/train.jsonl", "parts/val.jsonl", "boxes.jsonl", "edits/train.jsonl"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("")
@@ -139,12 +48,9 @@ def test_evaluations_come_with_held_out_prompts_only(folder: Path):
     assert [(one.save_every, one.evaluate_every) for one in often] == [(0, 4), (0, 0)]
 
 
-def test_clips_are_drawn_by_a_word(folder: Path):
+def test_clips_and_sounds_are_drawn_by_a_word(folder: Path):
     policy = one_line("t2v", "m", "parts/train.jsonl", ["smooth_motion"], []).config.policy
     assert isinstance(policy, FlowPolicyConfig) and (policy.frames, policy.width, policy.height) == (33, 448, 256)
-
-
-def test_sounds_are_drawn_by_a_word(folder: Path):
     config = one_line("t2a", "m", "parts/train.jsonl", ["band_energy"], []).config
     assert isinstance(config.policy, FlowPolicyConfig) and (config.policy.seconds, config.policy.frames) == (10.0, 1)
     schedule = config.algorithm.algorithm.schedule
@@ -201,6 +107,7 @@ def test_the_form_that_prompts_ask_for_is_the_one_that_is_rewarded(words: list[s
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_has_an_example_that_resolves(task: str, folder: Path):
+    assert TASKS[task]["data"]["use"] in [listed.name for listed in listing("datasets")]
     words = shlex.split(EXAMPLES[task])
     given = {name: [words[i + 1] for i, word in enumerate(words) if word == f"--{name}"] for name in ("model", "data", "reward")}
     (data,), (model,) = given["data"], given["model"]
@@ -211,10 +118,6 @@ def test_every_task_has_an_example_that_resolves(task: str, folder: Path):
         return
     with pytest.raises(ValueError, match=f"--task {task} needs --reward, for example mmrl train --task {task} "):
         one_line(task, model, data, [], [])
-
-
-def test_the_data_sets_of_tasks_are_shipped():
-    assert {table["data"]["use"] for table in TASKS.values()} <= {listed.name for listed in listing("datasets")}
 
 
 def test_a_split_of_any_folder_is_held_out(folder: Path):
@@ -250,3 +153,129 @@ def test_teaching_asks_for_no_reward_and_takes_one_to_evaluate_by(folder: Path):
     assert scored.evaluation.data is not None and [reward.use for reward in scored.reward] == ["by_type"]
     with pytest.raises(ValueError, match=r"evaluation.data has prompts to evaluate on, and no reward says how good an answer is"):
         one_line("sft", "m", "parts/train.jsonl", [], [], "parts/val.jsonl")
+
+
+ONE = 'use = "digits_grounding"\nsize = 6\n'
+BOTH = f'[[data]]\nname = "a"\n{ONE}[[data]]\nname = "b"\n{ONE}asked = [3]\n'
+WEIGHED = f'[[data]]\nname = "a"\nweight = 0.75\n{ONE}[[data]]\nname = "b"\nweight = 0.25\n{ONE}asked = [3]\n'
+REST = """
+steps = 3
+prompts_per_step = 4
+save_every = 1
+[algorithm]
+preset = "grpo"
+group_size = 2
+[policy]
+kind = "text"
+model = "tiny:qwen3_vl"
+[policy.sampling]
+max_new_tokens = 4
+[[reward]]
+use = "length"
+high = 2
+slope = 4
+"""
+
+
+def load(folder: Path, more: str = "", data: str = BOTH, *words: str) -> Resolved:
+    (folder / "mix.toml").write_text(REST + more + data)
+    return configs.load(str(folder / "mix.toml"), [f"output={folder / 'run'}", *words])
+
+
+def states_of_samplers(resolved: Resolved, folder: Path) -> tuple[RunDir, list[Any]]:
+    """A run, and its sampler's state after each of three steps; one that stopped after two ends alike."""
+    run = run_training(resolved)
+    states = [Checkpoints(run.checkpoints).load(step)["sampler"] for step in (1, 2, 3)]
+    half = run_training(replace(resolved, config=replace(resolved.config, steps=2, output=str(folder / "half"))))
+    train(TrainArguments(["steps=3"], resume=half.path))
+    assert Checkpoints(RunDir.open(half.path).checkpoints).load(3)["sampler"] == states[2]
+    return run, states
+
+
+def test_rewards_are_of_known_sources(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"reward.1.sources names 'c': did you mean 'a'\? \(known: a, b\)"):
+        load(tmp_path, '[[reward]]\nuse = "iou"\nsources = ["c"]\n')
+    for more in ('[sampler]\nkind = "Thompson"\n', "[evaluation]\nnum_prompts = 0\n"):
+        load(tmp_path, more)
+
+
+def test_a_single_table_is_a_source_too(tmp_path: Path):
+    job = build(load(tmp_path, data=f"[[data]]\n{ONE}"))
+    assert {one.source for one in job.trainer.sampler.draw(4)} == {"digits_grounding"}
+
+
+def test_an_argument_called_name_is_written_with_an_underscore(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "from mmrl import Prompt\ndef load(name: str, size: int = 1):\n    return [Prompt(f'{name}0', 'hi')] * size\n"
+    )
+    data = f'[[data]]\nuse = "{tmp_path / "mine.py"}"\nname = "texts"\nname_ = "x"\n'
+    resolved = load(tmp_path, data=data)
+    assert build(resolved).trainer.sampler.draw(1)[0].id == "texts/x0"
+    configs.save(resolved.config, tmp_path / "saved.toml")
+    assert configs.load(str(tmp_path / "saved.toml")).config == resolved.config
+
+
+def test_a_mixture_is_shown_and_saved_whole(tmp_path: Path):
+    resolved = load(tmp_path, data=WEIGHED)
+    assert isinstance(resolved.config.data, MixedData) and resolved.config.data.weights == {"a": 0.75, "b": 0.25}
+    text = description(str(tmp_path / "mix.toml"), everything=True)
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("data.")}
+    assert rows["data.1.weight"][:5] == ["0.25", "above", "0", "and", "at"] and rows["data.1.name"][0] == "b"
+    assert rows["data.0.num_distractors"][:1] == ["1"]
+    job = build(resolved)
+    configs.save(job.config, tmp_path / "saved.toml")
+    again = configs.load(str(tmp_path / "saved.toml")).config
+    assert again == job.config and again.sampler.kind == "Mixture"
+
+
+def test_sources_have_their_rewards_their_figures_and_go_on_where_they_stopped(tmp_path: Path):
+    more = (
+        '[[reward]]\nuse = "iou"\nsources = ["a"]\n[evaluation]\nnum_prompts = 4\n'
+        f'[[evaluation.data]]\nname = "a"\n{ONE}[[evaluation.data]]\nname = "b"\n{ONE}asked = [3]\n'
+    )
+    run, states = states_of_samplers(load(tmp_path, more, WEIGHED, "checkpoint.keep=0"), tmp_path)
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    [first] = [line for line in lines if "source/a/share" in line and line["step"] == 1]
+    assert (first["source/a/share"], first["source/b/share"]) == (0.75, 0.25)
+    assert first["reward/iou/na"] == 0.25, "no sample of the source b has this reward"
+    [held] = [line for line in lines if "eval/source/a/iou" in line and line["step"] == 0]
+    assert "eval/source/b/iou" not in held
+    mean = (held["eval/source/a/total"] + held["eval/source/b/total"]) / 2
+    assert mean == pytest.approx(held["eval/total"])
+    assert [state["counts"] for state in states] == [{"a": 3, "b": 1}, {"a": 6, "b": 2}, {"a": 9, "b": 3}]
+
+
+MINE = Path(__file__).parents[3] / "examples" / "my_sampler.py"
+PROMPTS = [Prompt("a"), Prompt("b")]
+
+
+def sampler(prompts: Prompts, *words: str) -> Any:
+    return read_plug_ins(configs.load("tiny/image", words)).sampler(prompts, 3)
+
+
+def test_samplers_are_chosen_by_data_unless_told():
+    assert isinstance(sampler(PROMPTS), Shuffled)
+    assert isinstance(sampler(iter(PROMPTS)), Streamed)
+    chosen = sampler(PROMPTS, "sampler.kind=Streamed", "sampler.buffer_size=2")
+    assert isinstance(chosen, Streamed) and (chosen.buffer_size, chosen.seed) == (2, 3)
+    with pytest.raises(ValueError, match=r"Shuffled needs all prompts at once, and the data set is a stream: take"):
+        sampler(iter(PROMPTS), "sampler.kind=Shuffled")
+
+
+def test_show_says_where_a_sampler_comes_from_and_the_saved_config_which_was_taken(tmp_path: Path):
+    text = description("tiny/image", ["sampler.kind=Streamed", "sampler.buffer_size=8"])
+    rows = [line.split() for line in text.splitlines() if line.startswith("sampler.")]
+    assert ["sampler.buffer_size", "8", "1", "to", "1048576", "command", "line"] in rows
+    assert ["sampler.kind", "Streamed", "command", "line"] in rows
+    job = build(configs.load("tiny/image"))
+    configs.save(job.config, tmp_path / "saved.toml")
+    again = configs.load(str(tmp_path / "saved.toml")).config
+    assert again.sampler.kind == "Shuffled" and again == job.config
+
+
+def test_a_sampler_of_ones_own_goes_on_where_its_run_stopped(tmp_path: Path):
+    words = [f"sampler.use={MINE}:HardOnesMore", "sampler.ease=0.5", "save_every=1", "evaluation.num_prompts=0", "steps=3"]
+    resolved = configs.load("tiny/image", [*words, f"output={tmp_path / 'whole'}", "checkpoint.keep=0"])
+    run, states = states_of_samplers(resolved, tmp_path)
+    assert f'use = "{MINE}:HardOnesMore"' in run.config_file.read_text() and "ease = 0.5" in run.config_file.read_text()
+    assert [state["num_drawn"] for state in states] == [4, 8, 12] and states[0]["rewards"]
