@@ -54,11 +54,18 @@ def test_the_traceback_is_there_when_asked_for(words: list[str], environment: di
     assert "FileNotFoundError: nowhere" in done.stderr
 
 
-def test_a_programming_error_keeps_its_traceback(tmp_path: Path):
-    (tmp_path / "sitecustomize.py").write_text("from mmrl.app.plugins import catalog\ncatalog.catalog = None\n")
-    done = program("ls", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr and "TypeError" in done.stderr
+@pytest.mark.parametrize(
+    ("broken", "words", "code", "said"),
+    [
+        ("from mmrl.app.plugins import catalog\ncatalog.catalog = None\n", ["ls"], 1, ["Traceback", "TypeError"]),
+        ("import sys\nsys.modules['jinja2'] = None\n", ["report", "nowhere"], 2, ['pip install "mmrl[report]"']),
+    ],
+    ids=["a programming error keeps its traceback", "a missing extra says how to get it"],
+)
+def test_what_is_broken_before_the_command_begins(broken: str, words: list[str], code: int, said: list[str], tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(broken)
+    done = program(*words, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == code and [word for word in said if word not in done.stderr] == []
 
 
 def test_an_error_of_a_plug_in_is_a_sentence_with_its_file_and_line(tmp_path: Path):
@@ -114,13 +121,6 @@ def test_the_home_of_nobody_is_no_bug(words: tuple[str, ...], tmp_path: Path):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "begins with ~ and a name that no user has" in done.stderr
 
 
-def test_a_missing_extra_says_how_to_get_it(tmp_path: Path):
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['jinja2'] = None\n")
-    done = program("report", "nowhere", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 2
-    assert 'pip install "mmrl[report]"' in done.stderr
-
-
 def test_an_option_with_one_dash_is_told_so(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as left:
         refuse_one_dash(["train", "-task", "grounding"])
@@ -144,28 +144,20 @@ def test_help_doctor_and_version_name_all_there_is(word: str, wanted: tuple[str,
     assert [one for one in wanted if one not in text] == []
 
 
-def test_ls_lists_shipped_things_and_yours(tmp_path: Path):
+def test_ls_lists_shipped_things_and_yours_and_says_what_rewards_need_and_give(tmp_path: Path):
     (tmp_path / "rewards").mkdir()
-    (tmp_path / "rewards" / "short.py").write_text('"""Short answers."""\n')
+    text = '"""Short answers.\n\nModality: text\nRange: [0, 1], or\n  more\n\nSource: me\n"""\n'
+    (tmp_path / "rewards" / "short.py").write_text(text)
     lines = mmrl("ls", cwd=tmp_path).stdout.splitlines()
     assert [line.split(maxsplit=1) for line in lines if line.startswith("  short ")] == [["short", "Short answers."]]
     for name in ("iou", "digits_grounding", "dr_grpo", "tiny/image", "image/qwen3vl_4b_refcoco_24gb"):
         assert [line for line in lines if line.split()[0] == name], name
-
-
-def test_ls_rewards_says_what_each_needs_and_gives(tmp_path: Path):
-    (tmp_path / "rewards").mkdir()
-    text = '"""Short answers.\n\nModality: text\nRange: [0, 1], or\n  more\n\nSource: me\n"""\n'
-    (tmp_path / "rewards" / "short.py").write_text(text)
     lines = [line.split() for line in mmrl("ls", "rewards", cwd=tmp_path).stdout.splitlines()]
     at = lines.index(["short", "Short", "answers."])
     assert lines[at + 1 : at + 4] == [["modality", "text"], ["range", "[0,", "1],", "or", "more"], ["source", "me"]]
     at = next(i for i, words in enumerate(lines) if words[0] == "pick_score")
     fields = [words[0] for words in lines[at + 1 :] if words[0] in ("modality", "needs", "range", "source", "licence")]
     assert fields[:5] == ["modality", "needs", "range", "source", "licence"]
-
-
-def test_ls_of_something_else():
     done = mmrl("ls", "reward")
     assert done.returncode == 2
     assert "did you mean 'rewards'" in done.stderr
@@ -220,14 +212,6 @@ def test_data_is_checked_split_and_named(tmp_path: Path):
 WITH_CONFIG = ("train", "plan", "check")
 
 
-def printed(*words: str, **environment: str) -> str:
-    """What the command prints."""
-    program = "import sys; sys.argv[0] = 'mmrl'; from mmrl.app.cli import main; main()"
-    command = [sys.executable, "-c", program, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env={**os.environ, **environment})
-    return done.stdout
-
-
 @cache
 def commands() -> dict[str, Any]:
     """Name -> command, those of groups too."""
@@ -250,19 +234,16 @@ def test_every_command_has_a_place_in_the_day():
 
 
 @for_each("name", sorted(commands()))
-def test_every_command_has_an_example(name: str):
+def test_every_command_has_an_example_and_no_help_is_eaten_as_markup(name: str):
     assert EXAMPLES[name] and all(line.startswith(f"mmrl {name.split()[0]}") for line in EXAMPLES[name])
     assert [line for line in EXAMPLES[name] if line not in commands()[name].epilog] == []
 
-
-@for_each("name", sorted(commands()))
-def test_no_help_is_eaten_as_markup(name: str):
     helps = [str(parameter.help) for parameter in commands()[name].params if getattr(parameter, "help", None)]
     assert [text for text in helps if Text.from_markup(text).plain != text] == []
 
 
 def test_examples_are_printed():
-    shown = printed("show", "--help")
+    shown = mmrl("show", "--help").stdout
     assert "Examples:" in shown and all(line in " ".join(shown.split()) for line in EXAMPLES["show"])
 
 
@@ -284,9 +265,8 @@ def test_names_are_completed():
     assert complete_reward("io") == ["iou"]
     assert {"dapo", "iou", "digits_grounding", "tiny/flow"} <= set(complete_name(""))
 
-
-def test_the_shell_is_given_them():
-    assert printed(_MMRL_COMPLETE="complete_bash", COMP_WORDS="mmrl plan tiny/i", COMP_CWORD="2").split() == ["tiny/image"]
+    asked = {"_MMRL_COMPLETE": "complete_bash", "COMP_WORDS": "mmrl plan tiny/i", "COMP_CWORD": "2"}
+    assert mmrl(environment=asked).stdout.split() == ["tiny/image"], "the shell is given them"
 
 
 MODULES = {

@@ -1,17 +1,20 @@
-"""What is a bug and what a sentence; and what of data, models and servers may reach a terminal."""
+"""What is a bug and what a sentence; and what of data, models and servers may reach a terminal or a file of JSON."""
 
 import errno
 import io
+import json
 import logging
+import math
 import os
 import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from dataclasses import dataclass
 from http.client import InvalidURL
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.progress import TextColumn
 from rich.table import Table
@@ -20,6 +23,7 @@ from torch import OutOfMemoryError
 
 from mmrl.app import errors as module
 from mmrl.app.errors import TRACEBACK, Screen, Terminal, Wait, brief, is_for_people, printable, sentence, waiting
+from mmrl.app.files import json_text
 from mmrl.app.plugins.resolve import load
 from mmrl.app.run.context import OnTerminal
 from mmrl.app.run.trackers import Progress
@@ -87,14 +91,6 @@ def test_no_sentence_where_a_traceback_was_asked_for(monkeypatch: pytest.MonkeyP
     assert not is_for_people(raised(ValueError("x")))
 
 
-def caught_of(function: Callable[..., object]) -> BaseException:
-    try:
-        function(None)
-    except BaseException as error:  # noqa: BLE001 - some of these are not Exceptions
-        return error
-    raise AssertionError
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -105,13 +101,16 @@ def caught_of(function: Callable[..., object]) -> BaseException:
 )
 def test_a_plug_ins_error_names_its_line(body: str, said: str, tmp_path: Path):
     (tmp_path / "mine.py").write_text(f"def mine(group):\n    {body}\n")
-    error = caught_of(load(f"{tmp_path}/mine.py", "rewards"))
+    with pytest.raises(BaseException) as caught:
+        load(f"{tmp_path}/mine.py", "rewards")(None)
+    error = caught.value
     assert is_for_people(error) and said in sentence(error) and f"{tmp_path}/mine.py, line 2" in sentence(error)
 
 
 def test_a_shipped_plug_in_speaks_for_itself():
-    error = caught_of(lambda _: load("length", "rewards")(low=3, high=1, slope=0))
-    assert "length.py" not in sentence(error)
+    with pytest.raises(ValueError) as caught:
+        load("length", "rewards")(low=3, high=1, slope=0)
+    assert "length.py" not in sentence(caught.value)
 
 
 def test_messages_are_cut():
@@ -122,13 +121,11 @@ def test_messages_are_cut():
 
 
 @pytest.mark.parametrize("escape", ESCAPES)
-def test_control_characters_are_written_out(escape: str):
+def test_control_characters_are_written_out_and_no_line_can_be_written_over(escape: str):
     text = printable(f"a{escape}\tb\nc")
     assert text.isascii() and "\tb\nc" in text and "\\" in text
     assert sentence(ValueError(f"a{escape}b")).isprintable()
 
-
-def test_a_line_cannot_be_written_over():
     assert printable("an answer\rmmrl: all is well\r\n") == "an answer\\rmmrl: all is well\r\n"
 
 
@@ -160,17 +157,12 @@ def test_warnings_are_cut_and_written_out(capsys: pytest.CaptureFixture[str]):
 
 
 class Stream(io.StringIO):
-    def __init__(self, is_terminal: bool = False, error: OSError | None = None) -> None:
+    def __init__(self, is_terminal: bool = False) -> None:
         super().__init__()
-        self.is_terminal, self.error = is_terminal, error
+        self.is_terminal = is_terminal
 
     def isatty(self) -> bool:
         return self.is_terminal
-
-    def write(self, text: str) -> int:
-        if self.error is not None:
-            raise self.error
-        return super().write(text)
 
 
 def test_a_screen_lets_through_what_is_drawn_with_and_nothing_else(monkeypatch: pytest.MonkeyPatch):
@@ -242,12 +234,42 @@ def test_what_is_quick_is_not_told(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 def test_an_end_comes_twice_or_without_a_beginning() -> None:
     wait = Wait("x")
-    wait.end()
-    wait.begin()
-    wait.end()
-    wait.end()
+    for act in (wait.end, wait.begin, wait.end, wait.end):
+        act()
 
 
 def test_it_needs_no_torch() -> None:
     code = "import sys, mmrl.app.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@dataclass
+class Point:
+    x: float
+    name: object
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (math.nan, None),
+        ([math.inf, -math.inf, 1.5], [None, None, 1.5]),
+        (np.float32(0.5), 0.5),
+        (np.float32("nan"), None),
+        (np.int64(3), 3),
+        (True, True),
+        (Path("a/b"), "a/b"),
+        ({1: (2, 3)}, {"1": [2, 3]}),
+        (Point(math.nan, Point(1.0, {"a"})), {"x": None, "name": {"x": 1.0, "name": ["a"]}}),
+        (np.zeros(2), "[0. 0.]"),
+    ],
+    ids=str,
+)
+def test_everything_is_json(value: object, expected: object):
+    assert json.loads(json_text(value), parse_constant=pytest.fail) == expected
+
+
+def test_no_character_reaches_a_terminal_as_it_is():
+    """The terminal writes control characters out as Python does, which JSON does not read."""
+    text = json_text("\x1b]0;owned\x07\x9b\u202e\ud800ä")
+    assert text.isascii() and text.isprintable() and json.loads(text) == "\x1b]0;owned\x07\x9b\u202e\ud800ä"
