@@ -2,18 +2,15 @@
 
 import asyncio
 import math
-import os
 import pickle
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
@@ -21,7 +18,6 @@ import pytest
 from PIL import Image
 
 from mmrl import Group, Prompt, Sample, Scored
-from mmrl.app.commands import serve
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.fetch import HttpResponse
 from mmrl.serving import wire
@@ -62,6 +58,19 @@ class Counting:
 
     def __call__(self, group: Group) -> list[float]:
         self.calls += 1
+        return length(group)
+
+
+class Waiting:
+    """score = length, once the gate is open, and what it was asked about."""
+
+    def __init__(self) -> None:
+        self.entered, self.gate, self.media = threading.Event(), threading.Event(), list[Path]()
+
+    def __call__(self, group: Group) -> list[float]:
+        self.media.extend(Path(str(name)) for name in group.prompt.media)
+        self.entered.set()
+        self.gate.wait(60)
         return length(group)
 
 
@@ -132,17 +141,13 @@ def test_a_reward_that_raises_is_told_from_a_broken_server(base: str):
         RemoteReward(f"{base}/short").score(group_of("a", "b"))
 
 
-def test_wrong_names_are_refused_before_training(base: str):
+def test_wrong_names_and_nobody_there_are_refused_before_training(base: str):
     with pytest.raises(ValueError, match=r"does not serve 'lenght', only length, slow_length"):
         RemoteReward(f"{base}/lenght").connect()
     with pytest.raises(ValueError, match="write http://host:port/name"):
         RemoteReward(base)
-
-
-def test_nobody_there_is_said_at_once():
-    port = free_ports(1)
     with pytest.raises(ValueError, match=r"does not answer .*is it running"):
-        RemoteReward(f"http://127.0.0.1:{port}/length").connect(wait_s=0.2)
+        RemoteReward(f"http://127.0.0.1:{free_ports(1)}/length").connect(wait_s=0.2)
 
 
 def test_another_protocol_is_refused(base: str, monkeypatch: pytest.MonkeyPatch):
@@ -187,45 +192,18 @@ def test_a_pointwise_group_is_cut_and_joined_in_order():
         assert remote.score(group_of("a", "bb", "ccc", "dddd", "eeeee")) == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_the_token_is_wanted_everywhere_but_for_health(monkeypatch: pytest.MonkeyPatch):
-    with serving(token="secret") as url:
-        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
-        for path in ("/v1/rewards", "/metrics"):
-            assert httpx.get(url + path).status_code == 401
-        with pytest.raises(ValueError, match=r"401.*token is missing or wrong"):
-            RemoteReward(f"{url}/length").connect()
-        monkeypatch.setenv("MMRL_REWARD_TOKEN", "secret")
-        assert RemoteReward(f"{url}/length").connect().score(group_of("ab")) == [2.0]
-
-
 def test_a_full_server_says_when_to_come_back_and_the_client_does():
-    gate = threading.Event()
-
-    def waits(group: Group) -> list[float]:
-        gate.wait(10)
-        return length(group)
-
-    with serving(ServerLimits(max_waiting=1), waits=waits) as url:
-        remote, answers = RemoteReward(f"{url}/waits"), []
-        threads = [threading.Thread(target=lambda: answers.append(remote.score(group_of("abc")))) for _ in range(2)]
-        threads[0].start()
+    waits = Waiting()
+    with serving(ServerLimits(max_waiting=1), waits=waits) as url, ThreadPoolExecutor(2) as pool:
+        remote = RemoteReward(f"{url}/waits")
+        first = pool.submit(remote.score, group_of("abc"))
         while "mmrl_waiting 1" not in httpx.get(f"{url}/metrics").text:
             time.sleep(0.005)
         full = httpx.post(f"{url}/v1/score/waits", content=wire.pack_group(group_of("a")))
         assert (full.status_code, full.headers["retry-after"]) == (503, "1")
-        threads[1].start()
-        gate.set()
-        for thread in threads:
-            thread.join()
-        assert answers == [[3.0], [3.0]]
-
-
-def test_a_repeated_request_is_scored_once():
-    counts = Counting()
-    with serving(counts=counts) as url:
-        body = wire.pack_group(group_of("abc"))
-        replies = {httpx.post(f"{url}/v1/score/counts", content=body, headers={"x-request-id": "7"}).content for _ in range(3)}
-    assert counts.calls == 1 and len(replies) == 1
+        second = pool.submit(remote.score, group_of("abc"))
+        waits.gate.set()
+        assert first.result() == second.result() == [3.0]
 
 
 def test_metrics_count_requests_samples_and_failures():
@@ -239,126 +217,36 @@ def test_metrics_count_requests_samples_and_failures():
     assert 'mmrl_failed_samples_total{reward="broken"} 1' in text
 
 
-SPEC = """
-port = {port}
-[[reward]]
-use = "./mine.py"
-bonus = 2.0
-"""
-MINE = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Mine:
-    bonus: float = 0.0
-
-    def __call__(self, group):
-        return [len(sample.text) + self.bonus for sample in group.samples]
-"""
-
-
-OUTER = """
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-@dataclass(frozen=True)
-class Twice:
-    inner: Callable[..., Any]
-
-    def __call__(self, group):
-        return [2 * x for x in self.inner(group)]
-"""
+def test_the_token_and_its_scheme_are_wanted_everywhere_but_for_health(monkeypatch: pytest.MonkeyPatch):
+    routes = [("GET", "/v1/rewards"), ("GET", "/metrics"), ("POST", "/v1/score/length"), ("POST", "/v1/score/nobody")]
+    with serving(token="secret", length=length) as url:
+        for value in (None, "Bearer wrong", "Basic secret", "secret", "Bearer secretx"):
+            for method, path in routes:
+                given, content = {"Authorization": value} if value else {}, b"x" if method == "POST" else None
+                found = httpx.request(method, url + path, headers=given, content=content)
+                assert found.status_code == 401, (method, path, value)
+        for value in ("Bearer secret", "bearer secret"):
+            assert httpx.get(f"{url}/metrics", headers={"Authorization": value}).status_code == 200, value
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        assert [httpx.get(url + path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [404] * 3
+        with pytest.raises(ValueError, match=r"401.*token is missing or wrong"):
+            RemoteReward(f"{url}/length").connect()
+        monkeypatch.setenv("MMRL_REWARD_TOKEN", "secret")
+        assert RemoteReward(f"{url}/length").connect().score(group_of("ab")) == [2.0]
 
 
-@pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    port = free_ports(1)
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "spec.toml").write_text(SPEC.format(port=port))
-    return tmp_path / "spec.toml"
-
-
-def start(spec: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mmrl", "reward", "serve", str(spec)]
-    return subprocess.Popen(
-        command, cwd=spec.parent, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    )
-
-
-def test_a_killed_and_restarted_server_is_waited_for(spec: Path):
-    process = start(spec)
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split('"')[1]
-        remote = RemoteReward(url, deadline_s=60.0).connect(wait_s=60.0)
-        before = remote.score(group_of("abc"))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        answers: list[Any] = []
-        waiting = threading.Thread(target=lambda: answers.append(remote.score(group_of("abc"))))
-        waiting.start()
-        process = start(spec)
-        waiting.join()
-        assert before == [5.0] and answers == [[5.0]]
-    finally:
-        process.kill()
-    with pytest.raises(RewardUnavailableError, match="does not answer"):
-        replace(remote, deadline_s=0.3).score(group_of("abc"))
-
-
-def test_rewards_inside_rewards_are_served(spec: Path):
-    (spec.parent / "outer.py").write_text(OUTER)
-    spec.write_text("[[reward]]\nuse = './outer.py'\n[reward.inner]\nuse = './mine.py'\nbonus = 2.0")
-    [served] = serve.read_spec(spec)[1].values()
-    assert list(cast(Any, served.function)(group_of("abc"))) == [10.0]
-    spec.write_text(spec.read_text().replace("2.0", "3.0"))
-    [other] = serve.read_spec(spec)[1].values()
-    assert other.fingerprint != served.fingerprint
-    (spec.parent / "mine.py").write_text(MINE + "\n")
-    [changed] = serve.read_spec(spec)[1].values()
-    assert changed.fingerprint != other.fingerprint, "the source of what is inside counts"
-    for wrong, message in (
-        ("bonsu = 1", r"reward.0.inner.bonsu is unknown: .*bonus"),
-        ("bonus = 'x'", r"reward.0.inner.bonus is 'x'"),
-    ):
-        spec.write_text(f"[[reward]]\nuse = './outer.py'\n[reward.inner]\nuse = './mine.py'\n{wrong}")
-        with pytest.raises(ValueError, match=message):
-            serve.read_spec(spec)
-    spec.write_text("[[reward]]\nuse = './outer.py'\n[reward.inner]\nuse = 'iou'")
-    with pytest.raises(ValueError, match=r"reward\.0\.inner: iou reads boxes"):
-        serve.read_spec(spec)
-
-
-def test_the_server_runs_without_torch(spec: Path):
-    blocked = "import sys; sys.modules['torch'] = None; from mmrl.app.commands import serve; from pathlib import Path; "
-    code = blocked + f"print(list(serve.read_spec(Path({str(spec)!r}))[1]), 'transformers' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=spec.parent, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["['mine']", "False"], done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "serves nothing"),
-        ("[reward]\nuse = 'length'", "serves nothing: add a .\\[reward"),
-        ("prot = 1\n[[reward]]\nuse = './mine.py'", "prot is unknown.*port"),
-        ("[[reward]]\nuse = './mine.py'\nbonsu = 1", "reward.0.bonsu is unknown.*bonus"),
-        ("[[reward]]\nuse = './mine.py'\nbonus = 'x'", "bonus is 'x'"),
-        ("[[reward]]\nname = 'x'", "reward.0.use is missing"),
-        ("[[reward]]\nuse = './mine.py'\n[[reward]]\nuse = './mine.py'", "two rewards are called 'mine'"),
-        ("[[reward]]\nuse = 'iou'", "space"),
-        ("[[reward", "is not TOML"),
-    ],
-)
-def test_a_wrong_spec_is_named(text: str, message: str, spec: Path):
-    spec.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        serve.read_spec(spec)
-
-
-def test_listening_to_the_world_needs_a_token(spec: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("MMRL_REWARD_TOKEN", raising=False)
-    with pytest.raises(ValueError, match="without a token"):
-        serve.serve(spec, host="0.0.0.0")
+def test_a_request_id_means_one_body_of_one_reward():
+    """A repeated request is scored once."""
+    counts = Counting()
+    asked = [
+        ("counts", "a", 1.0, 1),
+        ("counts", "a", 1.0, 1),
+        ("counts", "bbb", 3.0, 2),
+        ("counts", "a", 1.0, 2),
+        ("odd", "a", 0.0, 2),
+    ]
+    with serving(counts=counts, odd=lambda group: [0.0]) as url:
+        for name, text, value, calls in asked:
+            packed = wire.pack_group(group_of(text))
+            found = httpx.post(f"{url}/v1/score/{name}", content=packed, headers={"x-request-id": "7"})
+            assert (wire.unpack_reply(found.content).values, counts.calls) == ((value,), calls), (name, text)
