@@ -3,39 +3,17 @@
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Rollouts, Sample, Scores, Turn
-from mmrl.runtime.accelerator import Accelerator, is_sharded
+from mmrl.runtime.accelerator import Accelerator, Engine, is_sharded
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import pad_actions
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """A library that owns gradients, clipping and the optimizer's step: DeepSpeed, as mmrl.training.deepspeed drives it."""
-
-    def backward(self, loss: Tensor, last: bool) -> None:
-        """Add to the gradients; with the `last` of an update, average them over processes."""
-        ...
-
-    def norm(self, limit: float) -> float:
-        """The gradient's norm before clipping to `limit`; 0 clips nothing."""
-        ...
-
-    def step(self) -> None: ...
-
-    def state(self, keep: bool = True) -> State:
-        """The optimizer's state as one process would have it; every process must ask, even with keep=False."""
-        ...
-
-    def load(self, state: State) -> None: ...
 
 
 class OwnState(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""accelerate's Accelerator, as far as mmrl uses it."""
+"""What spreads a run over processes: accelerate's Accelerator, and a library that owns the update."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -41,6 +41,27 @@ class Accelerator(Protocol):
     def local_main_process_first(self) -> AbstractContextManager[None]: ...
     def wait_for_everyone(self) -> None: ...
     def end_training(self) -> None: ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A library that owns gradients, clipping and the optimizer's step: DeepSpeed, as `mmrl.training.deepspeed` drives it."""
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add to the gradients; with the `last` of an update, average them over processes."""
+        ...
+
+    def norm(self, limit: float) -> float:
+        """The gradient's norm before clipping to `limit`; 0 clips nothing."""
+        ...
+
+    def step(self) -> None: ...
+
+    def state(self, keep: bool = True) -> dict[str, Any]:
+        """The optimizer's state as one process would have it; every process must ask, even with keep=False."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
 
 
 def zero_stage(accelerator: Accelerator) -> int:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import State
-from mmrl.core.ranks import Engine, OwnState, Ranks, gathered
+from mmrl.core.ranks import OwnState, Ranks, gathered
+from mmrl.runtime.accelerator import Engine
 from mmrl.runtime.ranges import BelowOne, LargeOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.runtime.tensors import is_matrix
 
