@@ -1,11 +1,13 @@
 """Readings under weights that do not move during a step: old, reference and averaged ones."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from mmrl.algorithms.advantages.decoupled import PerModality
@@ -13,8 +15,8 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Hypothesis, Policy
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS, SOUND_ADVANTAGE
-from mmrl.core.types import Batch, Reading, Rollouts, Scores
+from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS, SOUND_ADVANTAGE, TAUGHT
+from mmrl.core.types import Batch, Reading, Rollouts, Scores, Trace
 from mmrl.runtime.tensors import join_rows
 from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.settings import TrainSettings
@@ -27,6 +29,29 @@ OF_GROUPS = "group_"
 NO_OTHERS: Mapping[int, Under] = {}
 OTHER_VERSION = "another version of the weights"
 START_AGAIN = "An update was lost on its way to what samples, or came too early: start servers again, and resume"
+
+
+@runtime_checkable
+class Routes(Protocol):
+    """A term whose teacher may have some rows to itself, and be told something of each."""
+
+    @property
+    def routes(self) -> bool:
+        """Has it?"""
+        ...
+
+    def route(self, rollouts: Rollouts, scores: Scores) -> tuple[Bool[Tensor, " n"], Sequence[str]]:
+        """The rows that it has, and a text for every row; no texts: it is told nothing."""
+        ...
+
+
+@runtime_checkable
+class Tellable(Protocol):
+    """A record of rows, which may carry a text for each."""
+
+    def tell(self, texts: Sequence[str]) -> Trace:
+        """The same with these texts."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -141,6 +166,18 @@ class ReferenceReads:
         order = torch.cat([micro_batch.frozen[PLACE].flatten() for micro_batch in micro_batches])
         flat = {reading: join_rows([piece[reading].flatten(0, 1) for piece in pieces])[order.argsort()] for reading in readings}
         return {reading: x.unflatten(0, shape) for reading, x in flat.items()}
+
+
+def routed(algorithm: Algorithm, rollouts: Rollouts, scores: Scores) -> Rollouts:
+    """The rows with TAUGHT recorded, and with what their teacher is told; as they are where no term routes them."""
+    for _, term in algorithm.objective:
+        if isinstance(term, Routes) and term.routes:
+            taught, texts = term.route(rollouts, scores)
+            recorded = {**rollouts.recorded, TAUGHT: taught[:, None].expand(rollouts.action_mask.shape).float()}
+            rollouts = replace(rollouts, recorded=recorded)
+            if texts and isinstance(rollouts.trace, Tellable):
+                rollouts = replace(rollouts, trace=rollouts.trace.tell(texts))
+    return rollouts
 
 
 def of_scores(algorithm: Algorithm, scores: Scores, rollouts: Rollouts, ranks: Ranks) -> dict[Reading, Tensor]:

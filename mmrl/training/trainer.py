@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.routes import routed
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, with_hooks
 from mmrl.core.protocols import Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
@@ -37,7 +36,7 @@ from mmrl.training.measure import (
     with_shares,
 )
 from mmrl.training.optim import check_optimizer, put_to_rest, woken
-from mmrl.training.reference_reads import ReferenceReads, of_scores
+from mmrl.training.reference_reads import ReferenceReads, of_scores, routed
 from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.resources.profile import Profile
 from mmrl.training.rewards.runner import RewardRunner

@@ -13,7 +13,6 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.given import FollowTeacher
 from mmrl.algorithms.planners.taught import THOUGHT as THOUGHTS
 from mmrl.algorithms.planners.taught import Taught
-from mmrl.algorithms.routes import refuse_routes
 from mmrl.algorithms.views import SEEN
 from mmrl.algorithms.weights.importance import SureTeacher
 from mmrl.answers.block import Template
@@ -21,6 +20,7 @@ from mmrl.answers.boxes.box import SPACES, Box, Space, is_inside
 from mmrl.answers.boxes.detection import mean_iou
 from mmrl.answers.boxes.parsing import convert_boxes, parse_boxes
 from mmrl.answers.written import THINKS, THOUGHT, Way, boxes_of
+from mmrl.core.readings import TAUGHT
 from mmrl.core.samples import kind_of
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.pictures import size_of
@@ -28,6 +28,7 @@ from mmrl.policies.shared.chat_templates import refuse_endless
 from mmrl.policies.shared.teachers import TEACHER, refuse_missing_teachers, refuse_no_teachers
 from mmrl.policies.text.prompt.templates import ANSWER_FORMATS, WHERE, tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.training.reference_reads import Routes
 
 
 def follows_teachers(algorithm: Algorithm) -> bool:
@@ -53,6 +54,30 @@ def with_terms(algorithm: Algorithm, change: Callable[[FollowTeacher, int], Foll
     """The algorithm with other terms in place of those that follow a teacher; each is given with its place."""
     terms = [(coef, change(t, i) if isinstance(t, FollowTeacher) else t) for i, (coef, t) in enumerate(algorithm.objective)]
     return replace(algorithm, objective=tuple(terms))
+
+
+def refuse_routes(algorithm: Algorithm, label: str) -> None:
+    """Raise ValueError for rows that nobody routes, or several do; and for rows that rewards cannot tell apart."""
+    routing = [term for _, term in algorithm.objective if isinstance(term, Routes) and term.routes]
+    if not routing and TAUGHT in algorithm.all_reads:
+        raise ValueError(
+            f'a part of algorithm {label} asks which rows a teacher has to itself, and no term says so: set rows = "wrong" or '
+            'view.column = "told" of a FollowTeacher'
+        )
+    if len(routing) > 1:
+        raise ValueError(f"{len(routing)} terms of algorithm {label} take rows for a teacher of their own: leave one of them")
+    if not routing:
+        return
+    if algorithm.unscored:
+        raise ValueError(
+            f"rewards say which rows of algorithm {label} a teacher has, and its advantage asks for none: set "
+            "algorithm.advantage.unscored = false, or take another advantage"
+        )
+    if algorithm.replays:
+        raise ValueError(
+            f"algorithm {label} trains rows of earlier steps again, of which the samples beside them are gone: set "
+            'algorithm.planner.kind = "Once", or rows = "all" and another view of FollowTeacher'
+        )
 
 
 def measured_apart(algorithm: Algorithm, label: str) -> Algorithm:
