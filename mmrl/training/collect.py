@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from mmrl.training.prompt_source import Drawing, PromptValues
 from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
 from mmrl.training.settings import TrainSettings
-
-if TYPE_CHECKING:
-    from mmrl.training.checkpoints.state import RunState
 
 ProbeScores = dict[str, Tensor]
 
@@ -51,10 +48,7 @@ class Collected:
 
 @dataclass(eq=False)
 class Collector:
-    """Draws prompts (the same on all ranks), samples this rank's groups and scores them.
-
-    `training/ahead` has one that does so in a thread of its own, some steps before they train.
-    """
+    """Draws prompts (the same on all ranks), samples this rank's groups and scores them."""
 
     policy: Policy
     sampler: PromptSampler
@@ -66,8 +60,7 @@ class Collector:
 
     def __post_init__(self) -> None:
         policy, sampler, settings = self.policy, self.sampler, self.settings
-        self.planner, self.ahead = self.algorithm.planner, settings.ahead
-        self.next_group = 0
+        self.planner, self.next_group = self.algorithm.planner, 0
         self.skipped: dict[str, str] = {}
         """Id of a prompt that could not be shown -> what was wrong with it."""
         begin_replay(self.planner, sampler, policy)
@@ -78,30 +71,8 @@ class Collector:
         self.stored: dict[int, Seen | None] = {}
         """Groups of this step that hold a row of an earlier one, and what the row's group was like."""
 
-    def take(self, step: int, sampling: Callable[[int], object], state: "RunState") -> Collected:
-        """The rows of a step, counted from 0; `sampling` says how a step, counted from 1, is sampled."""
-        return self.collect(sampling(step + 1))
-
-    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
-        """Let the sampler see how the prompts of the step did that was taken last."""
-        self.sampler.observe(prompts, totals)
-
-    def rest(self, step: int) -> None:
-        """Called after this many steps, before prompts are answered that do not train."""
-
-    def draws(self, state: "RunState") -> State:
-        """The state that collecting moves on, from before the step that trains next was collected."""
-        return state.now()
-
-    def versions(self) -> State:
-        """The weights besides the live ones that steps in flight are written by."""
-        return {}
-
-    def close(self) -> None:
-        """The run is over."""
-
-    def collect(self, sampling: object = None) -> Collected:
-        """This rank's rows of the groups that the planner kept."""
+    def collect(self, sampling: object = None, note: Callable[[Rollouts], Rollouts] = lambda fresh: fresh) -> Collected:
+        """This rank's rows of the groups that the planner kept; `note` is given fresh rows, to note what wrote them."""
         times: dict[str, float] = {}
         # what an evaluation measured since the last step is not this step's
         self.drain_metrics()
@@ -112,9 +83,14 @@ class Collector:
         probed: dict[int, ProbeScores] = {}
         gone: dict[int, list[float]] = {}
         requests, rounds, drawn = self.requests_for(self.settings.prompts_per_step), 0, 0
+
+        def write(part: Sequence[Request]) -> Rollouts:
+            fresh, wanted = note(self.policy.rollout(part, sampling)), with_hooks(self.planner, PlannerHooks).inspects
+            return replace(fresh, recorded={**fresh.recorded, **self.reader.read_live(fresh, list(wanted))}) if wanted else fresh
+
         while True:
             before = 0 if rollouts is None else len(rollouts)
-            rollouts, again, fresh_tables = self.sample_and_score(requests, sampling, rollouts, times)
+            rollouts, again, fresh_tables = self.sample_and_score(requests, write, rollouts, times)
             drawn += len(rollouts) - before
             owned |= {group.id for group in again}
             tables |= {group.id: table for group, table in zip(again, fresh_tables, strict=True)}
@@ -148,10 +124,7 @@ class Collector:
         return {"next_group": self.next_group, "skipped": dict(self.skipped), "sampler": sampler, "planner": planner}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue where the state was taken; raise ValueError where it is that of a run with another lag."""
-        lag = state.get("ahead", {}).get("lag", 0)
-        if lag != self.ahead:
-            raise ValueError(f"the checkpoint is of a run with ahead = {lag}, and this one has {self.ahead}: set ahead = {lag}")
+        """Continue where the state was taken."""
         self.next_group = state["next_group"]
         self.skipped.clear()
         self.skipped.update(state["skipped"])
@@ -160,14 +133,18 @@ class Collector:
             self.planner.load_state_dict(state["planner"])
 
     def sample_and_score(
-        self, requests: Sequence[Request], sampling: object, rollouts: Rollouts | None, times: dict[str, float]
+        self,
+        requests: Sequence[Request],
+        write: Callable[[Sequence[Request]], Rollouts],
+        rollouts: Rollouts | None,
+        times: dict[str, float],
     ) -> tuple[Rollouts, list[Group], list[GroupScores]]:
         """The rollouts with the requested ones added, the groups these belong to, and their scores."""
         parts, again = self.split_requests(requests), list[Group]()
         with self.rewards.scoring(beside=len(parts) > 1) as scoring:
             for part in parts:
                 with stopwatch(times, "rollout"):
-                    fresh = self.with_readings(self.policy.rollout(part, sampling))
+                    fresh = write(part)
                 rollouts = merge_rollouts(self.policy, rollouts, fresh) if rollouts and rollouts.groups else fresh
                 touched = {request.group_id for request in part if request.role != "note"}
                 finished = [group for group in rollouts.groups if group.id in touched]
@@ -179,13 +156,18 @@ class Collector:
         assert rollouts is not None
         return rollouts, again, tables
 
-    def with_readings(self, fresh: Rollouts) -> Rollouts:
-        """The rows with what the planner inspects."""
-        wanted = with_hooks(self.planner, PlannerHooks).inspects
-        return replace(fresh, recorded={**fresh.recorded, **self.reader.read_live(fresh, list(wanted))}) if wanted else fresh
-
     def split_requests(self, requests: Sequence[Request]) -> list[list[Request]]:
-        """The requests in `rollout_parts` lists of whole groups; equally many on every rank, since ranks sample together."""
+        """The requests in `rollout_parts` lists of whole groups; equally many on every rank, since ranks sample together.
+
+        Raises ValueError where steps are sampled ahead and the planner asks for other weights than the policy's, or for a view.
+        """
+        other = [f"the weights {one.model!r}" for one in requests if one.model != "policy"]
+        other += [f"the view {one.view!r}" for one in requests if one.view != "plain"]
+        if other and self.settings.ahead:
+            raise ValueError(
+                f"{type(self.planner).__name__} asks for samples of {other[0]}, which the network writes that trains meanwhile: "
+                "set ahead = 0"
+            )
         ids = list(dict.fromkeys(request.group_id for request in requests))
         count = max(1, self.ranks.most(min(self.settings.rollout_parts, len(ids))))
         part_of = {group_id: i * count // len(ids) for i, group_id in enumerate(ids)}

@@ -17,7 +17,7 @@ from mmrl.core.protocols import Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch, Credit, Reading, Rollouts, Scores
 from mmrl.runtime.blame import UnavailableError
-from mmrl.training.ahead.producer import Ahead
+from mmrl.training.ahead.producer import Producer
 from mmrl.training.batches import Batches, idle_rows, leave_out
 from mmrl.training.callbacks import Callback, Callbacks, Examples
 from mmrl.training.checkpoints.save import Checkpoints, looks_whole
@@ -101,8 +101,9 @@ class Trainer:
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
         self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
-        collector = Ahead if settings.ahead else Collector
-        self.collector = collector(policy, sampler, rewards, algorithm, settings, self.ranks, self.reader)
+        ranks = self.ranks.apart() if settings.ahead else self.ranks
+        self.collector = Collector(policy, sampler, rewards, algorithm, settings, ranks, self.reader)
+        self.producer = Producer(self.collector, self.ranks)
         self.health, self.index = Health(settings.max_unparsed, settings.health), records.begin
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
         self.figures, self.audit = UpdateFigures(), Audit(policy, settings, self.ranks)
@@ -114,7 +115,7 @@ class Trainer:
         """Rollouts of the last step, where they are to be shown."""
         self._before: State = {}
         generator, watched = self.batches.generator, None if evaluator is None else evaluator.rewards
-        parts = (policy, self.optimizer, self.lr_schedule, generator, self.collector, watched, self.health, self.ranks)
+        parts = (policy, self.optimizer, self.lr_schedule, generator, self.producer, watched, self.health, self.ranks)
         self._run_state = RunState(*parts)
         self._remembering = algorithm.remembering | ({} if self.goal is None else {"goal": self.goal})
 
@@ -137,7 +138,7 @@ class Trainer:
             self.save(self._before, final=True)
         finally:
             profile.close()
-            self.collector.close()
+            self.producer.close()
             if self.checkpoints is not None:
                 self.checkpoints.close()
             self.callbacks.look_for_checkpoints(settled=True)
@@ -157,7 +158,7 @@ class Trainer:
                     self.audit(rollouts, self.index + 1)
                     frozen = self.reader.read(rollouts, self.reader.gate.looks, collected.under, collected.others)
             scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
-            tell_sampler(self.collector, self.ranks, *rows_of_now(rollouts, scores))
+            tell_sampler(self.producer, self.ranks, *rows_of_now(rollouts, scores))
             frozen |= of_scores(self.algorithm, scores, rollouts, self.ranks)
             credit = self.credit(scores, rollouts, frozen)
             trained = replace(rollouts, action_mask=self.algorithm.trainable(rollouts) & credit.mask)
@@ -181,7 +182,7 @@ class Trainer:
 
     def collect(self) -> Collected:
         """The step's rollouts."""
-        return self.collector.take(self.index, self.sampling, self._run_state)
+        return self.producer.take(self.index, self.sampling, self._run_state)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """One optimizer step; the gradient does not depend on how the policy cuts the batch."""
@@ -237,7 +238,7 @@ class Trainer:
     def evaluate(self) -> None:
         """Score held-out prompts with the weights as they are; a run without any answers prompts that it has seen."""
         with self._interruptible(f"evaluation after step {self.index}"):
-            self.collector.rest(self.index)
+            self.producer.rest(self.index)
             if self.evaluator is None:
                 return self.records.seen(self.index)
             metrics, examples = self.evaluator.run(self.index)
@@ -289,7 +290,7 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         if self.goal is not None and self.goal.is_due(self.index, self.own_steps):
             with self._interruptible(f"goal after step {self.index}"):
-                self.collector.rest(self.index)
+                self.producer.rest(self.index)
                 self.goal.look(self.index)
         every = self.settings.samples_every if self.evaluator is None else self.settings.evaluate_every
         due = self.own_steps == 0 or self._is_last() or self._due(every)
@@ -344,7 +345,7 @@ def check_processes(algorithm: Algorithm, settings: TrainSettings, ranks: Ranks)
         )
 
 
-def tell_sampler(sampler: PromptSampler | Collector, ranks: Ranks, rollouts: Rollouts, scores: Scores) -> None:
+def tell_sampler(sampler: PromptSampler | Producer, ranks: Ranks, rollouts: Rollouts, scores: Scores) -> None:
     """Tell the sampler how every prompt of the step did, on all ranks alike."""
     total = scores.total()
     mine = [(group.prompt, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]

@@ -169,7 +169,7 @@ def test_a_step_ahead(sync: str, owner: TextPolicy, join: Callable[..., TextPoli
     rows, audit = list[Rollouts](), trainer.audit
     monkeypatch.setattr(trainer, "audit", lambda rollouts, step: rows.append(rollouts) or audit(rollouts, step))
     metrics = [trainer.step() for _ in range(STEPS)]
-    trainer.collector.close()
+    trainer.producer.close()
     versions = [one.recorded[WEIGHTS_VERSION].unique().tolist() for one in rows]
     assert versions == [[0.0], [0.0], [float(algorithm.updates)]], "and the gate has compared each with a reading under these"
     assert [one["rollout/staleness"] for one in metrics] == [0, 1, 1]

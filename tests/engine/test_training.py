@@ -155,12 +155,12 @@ def test_steps_ahead_of_training_equal_those_of_a_resumed_run(config, tmp_path):
         metrics = [job.trainer.step() for _ in range(2)]
         state = copy_state(job.trainer.state_dict())
         metrics.append(job.trainer.step())
-        job.trainer.collector.close()
+        job.trainer.producer.close()
         assert [one["rollout/staleness"] for one in metrics] == [0, 1, 1]
         assert engine.told()["calls"].count("/update_weights") == 2, "the weights that nobody would write with are not sent"
         other.trainer.load_state_dict(state)
         other.trainer.step()
-        other.trainer.collector.close()
+        other.trainer.producer.close()
         assert torch.equal(weights(other), weights(job))
         for one in (job, other):
             generator_of(one).close()

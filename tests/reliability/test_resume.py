@@ -138,7 +138,7 @@ def test_every_process_gets_its_own_random_state_back():
     trainer = make_trainer()
     mine = trainer.state_dict()["random"]
     object.__setattr__(trainer._run_state, "ranks", Second())
-    trainer._run_state.collector.ranks = Second()
+    trainer.collector.ranks = Second()
     torch.rand(3)
     state = trainer.state_dict()
     expected = float(torch.rand(()))

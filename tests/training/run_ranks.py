@@ -133,7 +133,7 @@ def resumed(accelerator: Any, ranks: Ranks) -> torch.Tensor:
     for _ in range(2):
         first.step()
     state = ranks.gather(copy_state(first.state_dict()))[0]
-    first.collector.close()
+    first.producer.close()
     again.load_state_dict(state)
     for _ in range(2):
         again.step()
@@ -147,7 +147,7 @@ def trained(accelerator: Any) -> dict[str, Any]:
         trainer = make(ranks=ranks, optimizer=SGD)
         trainer.policy.prepare(accelerator)
         metrics = [trainer.step() for _ in range(STEPS)]
-        trainer.collector.close()
+        trainer.producer.close()
         results[name] = {"metrics": metrics, "weights": torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])}
     results["ahead"]["resumed"] = resumed(accelerator, ranks)
     return results

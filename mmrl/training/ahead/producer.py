@@ -1,7 +1,8 @@
-"""Steps collected in a thread beside the updates: step j is written by the weights that had max(0, j - k) steps.
+"""The steps of a run: step j is written by the weights that had max(0, j - k) steps, k = `settings.ahead`.
 
-The thread does everything that moves state in the order of the steps: it hears of the scores of step j - k - 1, draws prompts,
-samples, scores and revises. So latencies decide when something happens, and never what.
+With k = 0 a step is collected when it is asked for. Else a thread beside the updates does all that moves state, in the order of
+the steps: it hears of the scores of step j - k - 1, draws prompts, samples, scores and revises. So latencies decide when
+something happens, and never what.
 """
 
 import time
@@ -20,7 +21,7 @@ from mmrl.core.hooks import SamplerHooks, with_hooks
 from mmrl.core.protocols import Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS, WEIGHTS_VERSION
-from mmrl.core.types import Prompt, Request, Rollouts
+from mmrl.core.types import Prompt, Rollouts
 from mmrl.runtime.process_state import LEFT_BEHIND, put_aside, random_state, take_back
 from mmrl.training.ahead.lag import Lag, refuse_lag
 from mmrl.training.checkpoints.state import RunState, copy_state, remembers
@@ -138,20 +139,23 @@ class OtherVersionError(TrainingStoppedError):
 
 
 @dataclass(eq=False)
-class Ahead(Collector):
-    """Collects at most `settings.ahead` steps before they train, for a policy that publishes its weights.
+class Producer:
+    """Collects each step when it is due, or `settings.ahead` steps before, for a policy that publishes its weights.
 
-    Of several processes each has such a thread. The threads talk to each other in a process group of their own, for the trainers
-    exchange gradients meanwhile.
+    Of several processes each has a thread then, and a collector whose ranks are a process group of their own (`Ranks.apart`), for
+    the trainers exchange gradients meanwhile.
     """
 
+    collector: Collector
+    trainers: Ranks
+
     def __post_init__(self) -> None:
-        settings = self.settings
-        check_lag(self.policy, self.rewards, self.algorithm, settings, self.ranks)
-        self._trainers, self.ranks = self.ranks, self.ranks.apart()
-        super().__post_init__()
+        one, settings = self.collector, self.collector.settings
+        self.ahead = settings.ahead
+        if self.ahead:
+            check_lag(one.policy, one.rewards, one.algorithm, settings, self.trainers)
         self._lag = Lag(settings.ahead, settings.steps, settings.save_every if settings.ahead_drain else 0)
-        self._versions = Versions(self.policy)
+        self._versions = Versions(one.policy)
         self._moved = Condition()
         """Whatever both threads look at changes under this lock."""
         self._oldest = 0
@@ -182,10 +186,12 @@ class Ahead(Collector):
         return self._thread is not None and self._next <= self._last and self._error is None and not self._closed
 
     def take(self, step: int, sampling: Callable[[int], object], state: RunState) -> Collected:
-        """The rows of a step, once they are there; then the next one may be collected, with the weights of now.
+        """The rows of a step, counted from 0, once they are there; then the next one may be collected, with the weights of now.
 
-        Raises whatever went wrong in the thread, with its own trace.
+        `sampling` says how a step, counted from 1, is sampled. Raises whatever went wrong in the thread, with its own trace.
         """
+        if not self.ahead:
+            return self.collector.collect(sampling(step + 1))
         begun = time.perf_counter()
         if self._thread is None:
             self._begin(step, sampling, state)
@@ -201,7 +207,7 @@ class Ahead(Collector):
         waited = time.perf_counter() - begun
         self._versions.publish(step)
         version = self._lag.writes(step)
-        self._versions.forget_before(version, self.reader.gate.looks)
+        self._versions.forget_before(version, self.collector.reader.gate.looks)
         self._allow(self._lag.reach(step))
         now = time.perf_counter()
         collected.times |= {"rollout/staleness": float(step - version), "time/publish_s": now - begun - waited}
@@ -219,7 +225,9 @@ class Ahead(Collector):
             self._moved.notify_all()
 
     def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
-        """Keep the scores of the step that was taken last until the thread comes to the step that hears of them."""
+        """Let the sampler see how the prompts of the last step did, as soon as the step is collected that hears of it."""
+        if not self.ahead:
+            return self.collector.sampler.observe(prompts, totals)
         with self._moved:
             self._observed[self._oldest] = prompts, totals
             self._oldest += 1
@@ -228,7 +236,9 @@ class Ahead(Collector):
             self._observed = {step: one for step, one in self._observed.items() if step >= first}
 
     def rest(self, step: int) -> None:
-        """Wait until no step is collected, and let the live weights write."""
+        """Called after this many steps, before prompts are answered that do not train: the live weights are to write."""
+        if not self.ahead:
+            return
         with self._moved:
             self._moved.wait_for(lambda: not self._is_busy)
         self._versions.publish(step).hold()
@@ -249,7 +259,12 @@ class Ahead(Collector):
                 take_back(self._trainer)
 
     def draws(self, state: RunState) -> State:
-        """The same, with the scores that are still to be heard of and the thread's own random generators."""
+        """The state that collecting moves on, from before the step that trains next was collected.
+
+        Of steps sampled ahead also the scores that are still to be heard of, and the thread's own random generators.
+        """
+        if not self.ahead:
+            return state.now()
         with self._moved:
             self._moved.wait_for(lambda: self._oldest in self._before or not self._is_busy)
             before = self._before.get(self._oldest)
@@ -257,7 +272,7 @@ class Ahead(Collector):
             first = self._oldest - self.ahead
             if before is None:
                 # nothing is in flight, and the scores of one step more are still to be heard of
-                before, first = state.now() | {"random": self.ranks.gather(self._random or outside)}, first - 1
+                before, first = state.now() | {"random": self.collector.ranks.gather(self._random or outside)}, first - 1
             observed = [
                 [step, [prompt.id for prompt in prompts], [list(row) for row in totals]]
                 for step, (prompts, totals) in sorted(self._observed.items())
@@ -265,31 +280,38 @@ class Ahead(Collector):
             ]
         own = {"lag": self.ahead, "random": before["random"], "observed": observed}
         rewards = [*before["rewards"][:1], *state.of_evaluation()]
-        return {**before, "rewards": rewards, "random": self._trainers.gather(outside), "ahead": own}
+        return {**before, "rewards": rewards, "random": self.trainers.gather(outside), "ahead": own}
 
     def versions(self) -> State:
         """The weights that steps in flight are written by, as far as they are not the live ones."""
-        return {"versions": self._versions.rows(range(self._lag.writes(self._oldest), self._oldest))}
+        return {"versions": self._versions.rows(range(self._lag.writes(self._oldest), self._oldest))} if self.ahead else {}
 
     def load_state_dict(self, state: State) -> None:
-        by_rank = state.get("ahead", {}).get("random", [])
+        """Continue where the state was taken; raise ValueError where it is that of a run with another lag, or of another mmrl."""
+        own = state.get("ahead", {"lag": 0, "random": [], "observed": []})
+        if own["lag"] != self.ahead:
+            raise ValueError(
+                f"the checkpoint is of a run with ahead = {own['lag']}, and this one has {self.ahead}: set ahead = {own['lag']}"
+            )
+        by_rank, ranks = own["random"], self.collector.ranks
         if not isinstance(by_rank, list):
             raise ValueError(
                 "the checkpoint's ahead.random is not a list with an entry per process: another version of mmrl wrote it, so the "
                 "run cannot go on exactly; start a new one"
             )
         self.close()
-        super().load_state_dict(state)
+        self.collector.load_state_dict(state)
         self._forget()
-        prompts = prompts_of(self.sampler, {name for _, names, _ in state["ahead"]["observed"] for name in names})
-        self._observed = {step: ([prompts[name] for name in names], totals) for step, names, totals in state["ahead"]["observed"]}
-        self._oldest, self._random = state["index"], by_rank[self.ranks.rank if len(by_rank) == self.ranks.world else 0]
-        self._versions.load(state["versions"], self._lag.first(self._oldest), self._oldest)
+        prompts = prompts_of(self.collector.sampler, {name for _, names, _ in own["observed"] for name in names})
+        self._observed = {step: ([prompts[name] for name in names], totals) for step, names, totals in own["observed"]}
+        if self.ahead:
+            self._oldest, self._random = state["index"], by_rank[ranks.rank if len(by_rank) == ranks.world else 0]
+            self._versions.load(state["versions"], self._lag.first(self._oldest), self._oldest)
 
-    def with_readings(self, fresh: Rollouts) -> Rollouts:
+    def _note_writer(self, fresh: Rollouts) -> Rollouts:
         """The rows with the version of the weights that wrote them; OtherVersionError where the lag says another one."""
         if self._version is None:
-            return super().with_readings(fresh)
+            return fresh
         noted = fresh.recorded.get(ROLLOUT_LOGPROBS)
         drawn = noted is None or bool((noted.isfinite() & fresh.action_mask).any())
         if drawn and fresh.weights_version != self._version.number:
@@ -300,17 +322,6 @@ class Ahead(Collector):
             )
         versions = torch.full(fresh.action_mask.shape, float(self._version.number))
         return replace(fresh, recorded={**fresh.recorded, WEIGHTS_VERSION: versions})
-
-    def split_requests(self, requests: Sequence[Request]) -> list[list[Request]]:
-        """The same as without a thread; ValueError for a sample of other weights than the policy's, or under a view."""
-        for request in requests:
-            if request.model != "policy" or request.view != "plain":
-                what = f"the weights {request.model!r}" if request.model != "policy" else f"the view {request.view!r}"
-                raise ValueError(
-                    f"{type(self.planner).__name__} asks for samples of {what}, which the network writes that trains meanwhile: "
-                    "set ahead = 0"
-                )
-        return super().split_requests(requests)
 
     def _begin(self, step: int, sampling: Callable[[int], object], state: RunState) -> None:
         """Publish what the first steps are written by, and start the thread."""
@@ -345,14 +356,14 @@ class Ahead(Collector):
         with self._own_random_state():
             observed = self._observed.get(step - self.ahead - 1)
             if observed is not None:
-                self.sampler.observe(*observed)
+                self.collector.sampler.observe(*observed)
             before = copy_state(state.now(), hold=True)
             with self._moved:
                 self._before[step] = before
                 self._moved.notify_all()
             self._version = self._versions.held[self._lag.writes(step)]
             self._version.hold()
-            return self.collect(sampling(step + 1))
+            return self.collector.collect(sampling(step + 1), self._note_writer)
 
     @contextmanager
     def _own_random_state(self) -> Iterator[None]:

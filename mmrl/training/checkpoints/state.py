@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -12,9 +12,11 @@ from mmrl.algorithms.notes import Held
 from mmrl.core.protocols import Policy, State, Stateful
 from mmrl.core.ranks import OwnState, Ranks
 from mmrl.runtime.process_state import random_state, set_random_state
-from mmrl.training.collect import Collector
 from mmrl.training.optim import load_whole_state, whole_state
 from mmrl.training.rewards.runner import RewardRunner
+
+if TYPE_CHECKING:
+    from mmrl.training.ahead.producer import Producer
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -27,7 +29,7 @@ class RunState:
     optimizer: torch.optim.Optimizer
     lr_schedule: torch.optim.lr_scheduler.LRScheduler
     shuffle: torch.Generator
-    collector: Collector
+    producer: "Producer"
     watched: RewardRunner | None
     """The evaluation's rewards, if it has separate ones."""
     health: Stateful
@@ -45,21 +47,22 @@ class RunState:
             "shuffle": self.shuffle.get_state(),
             "health": self.health.state_dict(),
             **self.draws(),
-            **self.collector.versions(),
+            **self.producer.versions(),
         }
 
     def draws(self) -> State:
         """The state that collecting and evaluating move on: prompts to come, random generators, rewards' memories."""
-        return self.collector.draws(self)
+        return self.producer.draws(self)
 
     def now(self) -> State:
         """The same as it is, with steps that are collected and do not train yet."""
-        rewards = [rewards_state(self.collector.rewards), *self.of_evaluation()]
-        return {**self.collector.state_dict(), "rewards": rewards, "random": self.collector.ranks.gather(random_state())}
+        collector = self.producer.collector
+        rewards = [rewards_state(collector.rewards), *self.of_evaluation()]
+        return {**collector.state_dict(), "rewards": rewards, "random": collector.ranks.gather(random_state())}
 
     def of_evaluation(self) -> list[State]:
         """The memories of the evaluation's own rewards, if it has any."""
-        return [] if self.watched in (None, self.collector.rewards) else [rewards_state(self.watched)]
+        return [] if self.watched in (None, self.producer.collector.rewards) else [rewards_state(self.watched)]
 
     def load_state_dict(self, state: State) -> None:
         """Raises ValueError when a part is missing, or belongs to another run."""
@@ -72,9 +75,9 @@ class RunState:
         self.policy.load_state_dict(state["policy"])
         load_whole_state(self.optimizer, state["optimizer"], self.ranks.engine)
         self.lr_schedule.last_epoch = state["num_updates"]
-        self.collector.load_state_dict(state)
+        self.producer.load_state_dict(state)
         self.health.load_state_dict(state["health"])
-        for runner, known in zip((self.collector.rewards, self.watched), state["rewards"], strict=False):
+        for runner, known in zip((self.producer.collector.rewards, self.watched), state["rewards"], strict=False):
             if runner is not None:
                 load_rewards(runner, known)
         self.shuffle.set_state(state["shuffle"])

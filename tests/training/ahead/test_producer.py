@@ -24,7 +24,7 @@ from mmrl.runtime.blame import UnavailableError
 from mmrl.training.ahead import producer
 from mmrl.training.ahead.producer import OtherVersionError
 from mmrl.training.checkpoints.state import copy_state
-from mmrl.training.collect import Collected, Collector
+from mmrl.training.collect import Collected
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
 from mmrl.training.trainer import Trainer
@@ -64,7 +64,9 @@ def run(trainer: Trainer) -> Tensor:
 
 
 def test_without_a_lag_there_is_no_thread():
-    assert type(make_trainer(corrected()).collector) is Collector
+    trainer, before = make_trainer(corrected()), threading.enumerate()
+    trainer.step()
+    assert threading.enumerate() == before
 
 
 @pytest.mark.parametrize(("ahead", "name"), [(1, "grpo"), (2, "grpo"), (1, "dapo")])
@@ -88,7 +90,7 @@ def test_steps_are_written_by_the_weights_of_so_many_steps_before(monkeypatch: p
         metrics = trainer.step()
         versions = rows[-1].recorded[WEIGHTS_VERSION]
         found.append((set(versions.flatten().tolist()), metrics["rollout/staleness"]))
-    trainer.collector.close()
+    trainer.producer.close()
     assert found == [({0.0}, 0.0), ({0.0}, 1.0), ({0.0}, 2.0), ({2.0}, 2.0), ({4.0}, 2.0), ({6.0}, 2.0)]
 
 
@@ -120,7 +122,7 @@ def test_before_a_scheduled_checkpoint_nothing_is_in_flight():
     trainer = make(2, steps=8, save_every=3, ahead_drain=True)
     assert [trainer.step()["rollout/staleness"] for _ in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
     state = copy_state(trainer.state_dict())
-    trainer.collector.close()
+    trainer.producer.close()
     state["versions"] = []
     with pytest.raises(ValueError, match=r"lacks the weights after step 6, .* another save_every with ahead_drain"):
         make(2, steps=8, save_every=3, ahead_drain=True).load_state_dict(state)
@@ -160,14 +162,14 @@ def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         first, "save", lambda before=None, final=False: states.append(copy_state(first.state_dict() | (before or {})))
     )
-    take = first.collector.take
+    take = first.producer.take
 
     def interrupt(*args: Any) -> Collected:
         if first.index == 3:
             raise AskedToStopError("SIGINT")
         return take(*args)
 
-    monkeypatch.setattr(first.collector, "take", interrupt)
+    monkeypatch.setattr(first.producer, "take", interrupt)
     first.fit()
     await_thread()
     assert first.is_stopped

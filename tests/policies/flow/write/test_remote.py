@@ -31,7 +31,7 @@ def generator_of(job: Job) -> RemoteGenerator:
 def job() -> Iterator[Job]:
     made = build(load("tiny/flow", [*TINY, "ahead=1", "cluster.samplers=1"]))
     yield made
-    made.trainer.collector.close()
+    made.trainer.producer.close()
     generator_of(made).close()
 
 
@@ -55,7 +55,7 @@ def test_steps_beside_training_equal_those_after_a_kill_and_a_resume(job: Job):
 def test_another_process_draws_the_same_bits(job: Job):
     policy, generator = job.policy, generator_of(job)
     assert isinstance(policy, FlowPolicy)
-    job.trainer.collector.close()
+    job.trainer.producer.close()
     stir(policy)
     _, hold, _ = policy.publish()
     hold()

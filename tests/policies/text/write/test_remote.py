@@ -39,7 +39,7 @@ def generator_of(job: Job) -> RemoteGenerator:
 def job() -> Iterator[Job]:
     made = build(load("tiny/image", [*TINY, "ahead=1", "cluster.samplers=1"]))
     yield made
-    made.trainer.collector.close()
+    made.trainer.producer.close()
     generator_of(made).close()
 
 
@@ -58,7 +58,7 @@ def test_steps_beside_training_equal_those_after_a_resume(job: Job):
 def test_another_process_writes_the_same_bits(job: Job, monkeypatch: pytest.MonkeyPatch):
     policy, generator = job.policy, generator_of(job)
     assert isinstance(policy, TextPolicy)
-    job.trainer.collector.close()
+    job.trainer.producer.close()
     _, hold, _ = policy.publish()
     hold()
     asked, ask = list[Asked](), generator.ask

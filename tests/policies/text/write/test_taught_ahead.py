@@ -74,7 +74,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             writer = f'policy.engine.url=["{engine.url}"]'
         made = build(load("tiny/image", [*WORDS, writer, f"policy.model={config.model}", f"policy.teachers=[{teachers}]"]))
         yield made
-        made.trainer.collector.close()
+        made.trainer.producer.close()
         assert isinstance(made.policy, TextPolicy) and isinstance(made.policy.generator, RemoteGenerator | VllmGenerator)
         made.policy.generator.close()
 
