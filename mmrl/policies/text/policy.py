@@ -326,9 +326,9 @@ def part_of(rows: Sequence[CompletionRow], prompts: PromptCache, sampling: Sampl
     """The question to the generator for these rows."""
     used = sorted({(row.shown, row.request.view, tuple(row.tokens)) for row in rows})
     place = {key: i for i, key in enumerate(used)}
-    shown = [(show(prompts[i], view, policy.views, policy.encode), begun) for i, view, begun in used]
+    shown = [prompts[i] if view == "plain" else show(prompts[i], view, policy.views, policy.encode) for i, view, _ in used]
     return (
-        [append(prompt, begun) if begun else prompt for prompt, begun in shown],
+        [append(prompt, begun) if begun else prompt for prompt, (_, _, begun) in zip(shown, used, strict=True)],
         [place[row.shown, row.request.view, tuple(row.tokens)] for row in rows],
         [(row.request.seed, row.index) for row in rows],
         at_temperature(sampling, rows),
