@@ -1,4 +1,4 @@
-"""Traces of chosen steps: the spans in them, the steps they hold, and the words that choose them."""
+"""What a run tells of its steps: traces of chosen ones, the shares of its time, and how different its samples are."""
 
 import gzip
 import json
@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Batch
+from mmrl.core.types import Batch, Group, Prompt, Sample
 from mmrl.runtime import spans
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
-from mmrl.training.measure import PHASES, with_shares
+from mmrl.training.measure import (
+    PHASES,
+    distinct,
+    diversity,
+    fingerprints,
+    first_pictures,
+    prompt_distance,
+    sameness,
+    with_shares,
+)
 from mmrl.training.resources.profile import Profile, StepRange
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.trainer import Records
@@ -103,12 +113,9 @@ def test_a_disk_that_takes_no_trace_does_not_end_the_run(tmp_path: Path, caplog:
     ],
 )
 def test_steps_that_cannot_be_recorded(text: str, total: int, done: int, message: str):
+    assert StepRange.read(" 3 ", 9) == StepRange(3, 3) and StepRange.read("3-9", 9, 2) == StepRange(3, 9)
     with pytest.raises(ValueError, match=message):
         StepRange.read(text, total, done)
-
-
-def test_steps_are_read():
-    assert StepRange.read(" 3 ", 9) == StepRange(3, 3) and StepRange.read("3-9", 9, 2) == StepRange(3, 9)
 
 
 def test_shares_of_a_step_sum_to_one():
@@ -128,3 +135,53 @@ def test_every_step_tells_its_shares():
     shares = {name: value for name, value in metrics.items() if name.endswith("_share")}
     assert set(shares) == {f"time/{name}_share" for name in (*PHASES, "idle")}
     assert sum(shares.values()) == pytest.approx(1.0) and shares["time/update_share"] > 0
+
+
+def group(*greys: int, size: int = 8, prompt: str = "p") -> Group:
+    return Group(0, Prompt(prompt), tuple(Sample(image=Image.new("L", (size, size), grey)) for grey in greys))
+
+
+def test_it_is_the_mean_distance_of_pairs():
+    # pairs 51, 102, 51 of 255
+    assert diversity([group(0, 51, 102)]) == pytest.approx([(0.2 + 0.4 + 0.2) / 3])
+    assert diversity([group(7, 7)]) == [0.0]
+
+
+def test_large_pictures_are_compared_small():
+    noisy = [Image.effect_noise((256, 256), 60) for _ in range(2)]
+    assert diversity([Group(0, Prompt("p"), tuple(Sample(image=x) for x in noisy))])[0] < 0.1
+    assert diversity([group(0, 255, size=256)]) == pytest.approx([1.0])
+
+
+def test_groups_without_two_pictures_have_none():
+    assert diversity([group(3), Group(1, Prompt("q"), (Sample(text="a"), Sample(text="b")))]) == []
+    assert len(diversity([group(1, 2), group(1), group(2, 3)])) == 2
+
+
+def texts(prompt: str, *answers: str) -> Group:
+    return Group(0, Prompt(prompt), tuple(Sample(text=answer) for answer in answers))
+
+
+def test_distinct_texts_of_a_prompt():
+    assert distinct([texts("p", "a", "a", "b", "a"), texts("q", "a"), group(1, 2)]) == [0.5]
+
+
+def test_sameness_is_the_chance_that_texts_of_two_prompts_coincide():
+    groups = [texts("p", "a", "a", "b"), texts("q", "a", "c")]
+    # of 3 x 2 pairs, the two a of p meet the a of q
+    assert sameness(fingerprints(groups)) == pytest.approx(2 / 6)
+    assert sameness(fingerprints([texts("p", "a"), texts("q", "a"), texts("r", "a")])) == 1
+    assert sameness(fingerprints([texts("p", "a"), texts("q", "b")])) == 0
+
+
+def test_sameness_needs_two_prompts():
+    assert sameness(fingerprints([texts("p", "a", "a"), texts("p", "a")])) is None
+    assert sameness(fingerprints([group(1), group(2)])) is None
+
+
+def test_pictures_of_different_prompts_are_compared_by_their_first():
+    black, grey = group(0, 9), group(51, 9, prompt="q")
+    found = prompt_distance(first_pictures([black, grey, group(102, 9, prompt="r")]))
+    assert found == pytest.approx((0.2 + 0.4 + 0.2) / 3)
+    for alike in ([black, group(255, 9)], [black, group(51, 9, size=4, prompt="q")], [texts("p", "a"), texts("q", "b")]):
+        assert prompt_distance(first_pictures(alike)) is None

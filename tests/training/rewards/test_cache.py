@@ -80,9 +80,9 @@ def test_what_rewards_cost_is_counted_over_all_ranks():
 )
 def test_whatever_a_reward_may_look_at_counts(other):
     judge = Judge()
-    runner_ = runner(judge)
-    runner_.score([group()])
-    runner_.score([other])
+    rewards = runner(judge)
+    for g in (group(), other):
+        rewards.score([g])
     assert len(judge.asked) == 2
 
 
@@ -142,38 +142,25 @@ def test_what_has_no_bytes_is_asked_every_time():
     assert len(judge.asked) == 2
 
 
-@dataclass(frozen=True)
-class Random:
-    deterministic: bool = False
-
-    def __call__(self, g: Group) -> list[float]:
-        return [0.0] * len(g.samples)
-
-
 def test_rewards_that_say_they_vary_are_refused():
+    class Random(Judge):
+        deterministic = False
+
     with pytest.raises(ValueError, match="answers differently each time"):
-        RewardRunner([NamedReward("random", Random(), call=Calling(cache=1))])
+        runner(Random())
 
 
 def test_values_of_different_types_and_lengths_differ():
-    things = [
-        1,
-        1.0,
-        "1",
-        b"1",
-        True,
-        None,
-        (1,),
-        [1],
-        ((1,),),
-        (1, 1),
-        {"a": 1},
-        {"a": "1"},
-        ("a", 1),
+    things: list[Any] = [1, 1.0, "1", b"1", True, None, (1,), [1], ((1,),), (1, 1), {"a": 1}, {"a": "1"}, ("a", 1)]
+    things += [
         np.ones(2),
         np.ones((2, 1)),
+        np.ones(2, dtype=np.float32),
+        torch.ones(2),
+        torch.ones(2, dtype=torch.bfloat16),
+        RED,
+        BLUE,
     ]
-    things += [np.ones(2, dtype=np.float32), torch.ones(2), torch.ones(2, dtype=torch.bfloat16), RED, BLUE]
     assert len({digest(thing) for thing in things}) == len(things)
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
 

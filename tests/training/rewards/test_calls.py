@@ -1,6 +1,7 @@
 """Where and how often rewards are called: threads, processes, loops, further attempts, devices, one call for several entries."""
 
 import asyncio
+import os
 import random
 import signal
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import Threads, settle
@@ -41,6 +43,10 @@ def status(tables) -> list[int]:
     return [int(table.status[0, 0]) for table in tables]
 
 
+def answered(tables) -> list[list[float]]:
+    return [table.values[:, 0].tolist() for table in tables]
+
+
 def numbers(g: Group) -> list[float]:
     return [float(s.text or "nan") for s in g.samples]
 
@@ -63,18 +69,12 @@ def test_plain_functions_run_in_the_main_thread_unless_a_thread_helps(call, main
     assert table.parts[0]["mine/main"] == main
 
 
-def test_sampling_in_parts_scores_beside():
-    rewards = runner(thread_name)
-    with rewards.scoring(beside=True) as scoring:
-        scoring.add(groups(1))
-        assert scoring.tables()[0].parts[0]["mine/main"] == 0
-
-
 def test_groups_are_scored_while_others_are_sampled():
-    """What is slow starts when its group arrives, not when the tables are asked for."""
+    """What is slow starts in a thread when its group arrives, not when the tables are asked for."""
     started = threading.Event()
 
     def slow(g: Group) -> list[float]:
+        assert threading.current_thread() is not threading.main_thread()
         started.set()
         return numbers(g)
 
@@ -82,7 +82,7 @@ def test_groups_are_scored_while_others_are_sampled():
         scoring.add(groups(1))
         assert started.wait(5)
         scoring.add([group(2, 7)])
-        assert [table.values[:, 0].tolist() for table in scoring.tables()] == [[0, 1], [0, 1]]
+        assert answered(scoring.tables()) == [[0, 1], [0, 1]]
 
 
 def test_threads_score_several_groups_at_once_and_keep_order():
@@ -106,15 +106,11 @@ def test_threads_begin_as_jobs_come_and_all_of_them_where_jobs_wait_for_each_oth
 def test_rewards_run_beside_each_other():
     both = threading.Barrier(2, timeout=5)
 
-    def one(g: Group) -> list[float]:
+    def meet(g: Group) -> list[float]:
         both.wait()
         return numbers(g)
 
-    def other(g: Group) -> list[float]:
-        both.wait()
-        return numbers(g)
-
-    rewards = [NamedReward("a", one, call=Calling("thread")), NamedReward("b", other)]
+    rewards = [NamedReward("a", meet, call=Calling("thread")), NamedReward("b", lambda g: meet(g))]
     [table] = RewardRunner(rewards).score([group()])
     assert (table.status == Status.OK).all()
 
@@ -133,8 +129,6 @@ def hangs_on_group_1(g: Group) -> list[float]:
 
 def dies_on_group_1(g: Group) -> list[float]:
     if g.id == 1:
-        import os
-
         os._exit(7)
     return numbers(g)
 
@@ -190,8 +184,6 @@ def test_what_cannot_go_to_a_process_is_refused_at_build():
 
 
 def test_a_plug_in_file_works_in_a_process(tmp_path):
-    from mmrl.app.plugins.resolve import load
-
     file = tmp_path / "mine.py"
     file.write_text(
         "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    k: float = 2.0\n"
@@ -202,38 +194,41 @@ def test_a_plug_in_file_works_in_a_process(tmp_path):
     rewards.close()
 
 
-def flaky(times: int, error: Exception) -> Any:
-    count = {"calls": 0}
+class Flaky:
+    """Raises at its first calls."""
 
-    def fails_first(g: Group) -> list[float]:
-        count["calls"] += 1
-        if count["calls"] <= times:
-            raise error
+    def __init__(self, times: int, error: Exception = OSError("busy")) -> None:
+        self.times, self.error, self.calls = times, error, 0
+
+    def __call__(self, g: Group) -> list[float]:
+        self.calls += 1
+        if self.calls <= self.times:
+            raise self.error
         return numbers(g)
 
-    async def fails_first_async(g: Group) -> list[float]:
-        return fails_first(g)
 
-    return fails_first, fails_first_async, count
+def later(reward: Flaky) -> Any:
+    async def call(g: Group) -> list[float]:
+        return reward(g)
+
+    return call
 
 
-@pytest.mark.parametrize("kind", [0, 1], ids=["def", "async def"])
-def test_attempts_go_on_and_end(kind: int):
-    *functions, count = flaky(2, OSError("busy"))
-    rewards = runner(functions[kind], retries=2, **NOW)
+@pytest.mark.parametrize("kind", [lambda reward: reward, later], ids=["def", "async def"])
+def test_attempts_go_on_and_end(kind: Any):
+    rewards = runner(kind(mended := Flaky(2)), retries=2, **NOW)
     assert status(rewards.score([group()])) == [Status.OK]
-    assert count["calls"] == 3 and rewards.drain_metrics()["reward/mine/retried"] == 2
-    *functions, count = flaky(9, OSError("busy"))
+    assert mended.calls == 3 and rewards.drain_metrics()["reward/mine/retried"] == 2
     with pytest.raises(RewardError, match="busy"):
-        runner(functions[kind], retries=2, **NOW).score([group()])
-    assert count["calls"] == 3
+        runner(kind(broken := Flaky(9)), retries=2, **NOW).score([group()])
+    assert broken.calls == 3
 
 
 def test_a_missing_package_stops_the_run_at_once():
-    made = flaky(9, ModuleNotFoundError("No module named 'cv3'; pip install 'mmrl[rewards]'", name="cv3"))
+    reward = Flaky(9, ModuleNotFoundError("No module named 'cv3'; pip install 'mmrl[rewards]'", name="cv3"))
     with pytest.raises(RewardError, match=r"'mine' lacks a package.*mmrl\[rewards\]"):
-        runner(made[0], retries=5, max_failed=1.0, **NOW).score([group()])
-    assert made[2]["calls"] == 1
+        runner(reward, retries=5, max_failed=1.0, **NOW).score([group()])
+    assert reward.calls == 1
 
 
 def test_a_reward_that_is_gone_stops_the_run_unless_it_is_only_logged():
@@ -330,8 +325,7 @@ def test_equal_rewards_are_asked_once():
 
 class WholeStep:
     def __init__(self, short: bool = False) -> None:
-        self.calls: list[int] = []
-        self.short = short
+        self.calls, self.short = list[int](), short
 
     def __call__(self, g: Group) -> list[float]:
         raise AssertionError("score_all is asked instead")
@@ -346,9 +340,8 @@ def test_a_whole_step_in_one_call():
     with runner(reward).scoring(beside=True) as scoring:
         scoring.add(groups(2))
         scoring.add([group(3, 5)])
-        tables = scoring.tables()
+        assert answered(scoring.tables()) == [[0, 1], [0, 1], [0, 1, 2]]
     assert reward.calls == [3]
-    assert [table.values[:, 0].tolist() for table in tables] == [[0, 1], [0, 1], [0, 1, 2]]
     with pytest.raises(RewardError, match="answered for 1 of 2 groups"):
         runner(WholeStep(short=True)).score(groups(2))
 
@@ -366,17 +359,13 @@ class Movable:
 
 
 def test_a_model_is_moved_once_per_step():
-    reward = Movable()
-    rewards = runner(reward, run_on="cuda:9", rest_on="cpu")
-    assert reward.moves == []
-    for _ in range(2):
-        rewards.score(groups(3))
-    assert reward.moves == ["cuda:9", "cpu"] * 2
-    stays = Movable()
-    rewards = runner(stays, run_on="cuda:9")
-    for _ in range(2):
-        rewards.score(groups(3))
-    assert stays.moves == ["cuda:9"]
+    for settings, moves in (({"rest_on": "cpu"}, ["cuda:9", "cpu"] * 2), ({}, ["cuda:9"])):
+        reward = Movable()
+        rewards = runner(reward, run_on="cuda:9", **settings)
+        assert reward.moves == []
+        for _ in range(2):
+            rewards.score(groups(3))
+        assert reward.moves == moves
 
 
 @pytest.mark.parametrize(
@@ -384,15 +373,13 @@ def test_a_model_is_moved_once_per_step():
     [
         ({"where": "inline", "timeout_s": 1.0}, "inline, where nothing can stop it"),
         ({"run_on": "cuda"}, r"no method to\(device\)"),
+        ({"rest_on": "cpu"}, "rest_on is 'cpu'"),
+        ({"retries": -1}, "it must be 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         runner(numbers, **settings)
-    with pytest.raises(ValueError, match="rest_on is 'cpu'"):
-        Calling(rest_on="cpu")
-    with pytest.raises(ValueError, match="it must be 0"):
-        Calling(retries=-1)
 
 
 def test_rewards_have_no_gradient():

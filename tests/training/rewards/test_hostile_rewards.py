@@ -4,8 +4,9 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,8 @@ def group() -> Group:
 
 
 def run(function: Any, timeout_s: float | None = None, weight: float = 1.0, **call: Any) -> list[float]:
-    rewards = [NamedReward("one", lambda g: [1.0] * len(g.samples)), NamedReward("mine", function, weight, timeout_s)]
-    rewards[1] = NamedReward("mine", function, weight, timeout_s, call=Calling(**call))
-    [table] = RewardRunner(rewards).score([group()])
+    mine = NamedReward("mine", function, weight, timeout_s, call=Calling(**call))
+    [table] = RewardRunner([NamedReward("one", lambda g: [1.0] * len(g.samples)), mine]).score([group()])
     return table.values[:, 1].tolist()
 
 
@@ -47,38 +47,31 @@ class MuteError(Exception):
         raise RuntimeError("no words")
 
 
-RAISED = (
-    asyncio.CancelledError("x"),
-    CancelledError("x"),
-    BaseException("x"),
-    SystemExit(0),
-    GeneratorExit("x"),
-    StopIteration("x"),
-    FalseError("x"),
-    MuteError(),
-    RecursionError("x"),
-    MemoryError("x"),
-)
+ENDS = (asyncio.CancelledError, CancelledError, BaseException, SystemExit)
+"""Of what a loop or a program ends by."""
+ODD = (GeneratorExit, StopIteration, FalseError, MuteError, RecursionError, MemoryError)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
-def test_whatever_a_reward_raises_it_has_failed(error: BaseException, way: str):
+@pytest.mark.parametrize("kind", [*ENDS, *ODD])
+def test_whatever_a_reward_raises_it_has_failed(kind: type[BaseException], way: str):
+    error = kind("x")
+
     def reward(g: Group) -> list[float]:
         raise error
 
-    with pytest.raises(RewardError, match=f"'mine' failed on 2 of 2 .*{type(error).__name__}") as refused:
+    with pytest.raises(RewardError, match=f"'mine' failed on 2 of 2 .*{kind.__name__}") as refused:
         run(reward, **WAYS[way])
     assert refused.value.__cause__ is error
 
 
 @pytest.mark.parametrize("timeout_s", [None, 20.0])
-@pytest.mark.parametrize("error", RAISED[:4], ids=lambda error: type(error).__name__)
-def test_whatever_a_coroutine_raises_it_has_failed_and_the_loop_lives(error: BaseException, timeout_s: float | None):
+@pytest.mark.parametrize("kind", ENDS)
+def test_whatever_a_coroutine_raises_it_has_failed_and_the_loop_lives(kind: type[BaseException], timeout_s: float | None):
     async def reward(g: Group) -> list[float]:
-        raise error
+        raise kind("x")
 
-    with pytest.raises(RewardError, match=rf"'mine' failed on 2 of 2 .*{type(error).__name__}"):
+    with pytest.raises(RewardError, match=rf"'mine' failed on 2 of 2 .*{kind.__name__}"):
         run(reward, timeout_s)
     assert loop().is_running()
 
@@ -117,17 +110,6 @@ def test_a_coroutine_that_cannot_be_cancelled_is_left_behind():
         over = True
 
 
-class Endless:
-    def __iter__(self) -> Iterator[float]:
-        while True:
-            yield 1.0
-
-
-def endless(g: Group) -> Iterator[float]:
-    while True:
-        yield 1.0
-
-
 class NoNumber:
     def __float__(self) -> float:
         raise SystemExit(0)
@@ -142,7 +124,7 @@ class NoNumber:
         ([1.0, 10**400], r"answered 1000.*\(401 characters\)"),
         ([1.0, 10**5000], r"whose repr raises ValueError"),
         ([1.0, NoNumber()], "answered <NoNumber, whose repr raises RuntimeError>"),
-        (Endless(), "more than 2 values for the 2 samples"),
+        (repeat(1.0), "more than 2 values for the 2 samples"),
         ("12", "answered str"),
         (b"12", "answered bytes"),
         ({1.0: "a", 2.0: "b"}, "answered dict"),
@@ -168,20 +150,20 @@ def test_parts_that_are_no_numbers_are_refused(parts: Any, said: str):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_generator_without_end_is_refused(way: str):
     with pytest.raises(RewardError, match="more than 2 values for the 2 samples"):
-        run(endless, **WAYS[way])
+        run(lambda g: repeat(1.0), **WAYS[way])
 
 
 def test_an_answer_for_a_whole_step_may_be_anything_too():
     class Whole:
+        answer: Any = None
+
         def __call__(self, group: Group) -> list[float]: ...
 
         def score_all(self, groups: Any) -> Any:
             return self.answer
 
-        answer: Any = None
-
     whole = Whole()
-    for answer, message in ((None, "NoListError"), (endless(group()), "more than 1 of 1 groups"), (3.0, "NoListError")):
+    for answer, message in ((None, "NoListError"), (repeat(1.0), "more than 1 of 1 groups"), (3.0, "NoListError")):
         whole.answer = answer
         with pytest.raises(RewardError, match=message):
             RewardRunner([NamedReward("mine", whole)]).score([group()])
@@ -196,18 +178,14 @@ def unchanged(tmp_path: Path) -> Iterator[Path]:
 
 
 def changes(what: str, folder: Path) -> Any:
-    def reward(g: Group) -> list[float]:
-        if what == "folder":
-            os.chdir(folder)
-        elif what == "dtype":
-            torch.set_default_dtype(torch.float64)
-        elif what == "device":
-            torch.set_default_device("meta")
-        else:
-            torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled())
-        return [1.0] * len(g.samples)
-
-    return reward
+    change: dict[str, Callable[[], object]] = {
+        "folder": lambda: os.chdir(folder),
+        "dtype": lambda: torch.set_default_dtype(torch.float64),
+        "device": lambda: torch.set_default_device("meta"),
+        "deterministic": lambda: torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled()),
+        "gradients": lambda: torch.set_grad_enabled(False),
+    }
+    return lambda g: (change[what](), [1.0] * len(g.samples))[1]
 
 
 WHAT = {"folder": "working directory", "dtype": "default dtype from float32 to float64", "deterministic": "deterministic"}
@@ -249,11 +227,7 @@ def test_what_a_reward_changes_before_it_raises_is_put_back(unchanged: Path):
 
 
 def test_gradients_are_on_after_a_reward_that_turned_them_off(unchanged: Path):
-    def reward(g: Group) -> list[float]:
-        torch.set_grad_enabled(False)
-        return [1.0] * len(g.samples)
-
-    assert run(reward) == [1.0, 1.0] and torch.is_grad_enabled()
+    assert run(changes("gradients", unchanged)) == [1.0, 1.0] and torch.is_grad_enabled()
 
 
 MINE = """

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import random
 import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +16,6 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Observation, Prompt, Request, Rollouts, Sample, Scored, Status, Turn
 from mmrl.flow.schedules import Full
-from mmrl.runtime.process_state import keep_random_state
 from mmrl.training.collect import score_previews
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform, refuse_overflow
@@ -178,21 +176,6 @@ def test_exception_fails_its_group_only_within_the_budget_and_beyond_it_the_firs
 def test_broken_contract_is_refused(answer, message):
     with pytest.raises(RewardError, match=message):
         run(lambda g: answer)
-
-
-def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
-def test_rewards_cannot_change_sampling():
-    seed_all(7)
-    expected = (float(torch.rand(())), random.random(), float(np.random.rand()))
-    seed_all(7)
-    with keep_random_state():
-        seed_all(1)
-    assert (float(torch.rand(())), random.random(), float(np.random.rand())) == expected
 
 
 @pytest.mark.parametrize(
