@@ -11,6 +11,7 @@ from torch import Tensor
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, ClipCov, Dppo, Dro, Gmpo, KlCov, Reinforce, Sapo, Vespo
+from mmrl.algorithms.objectives.terms import OfTheGroup, Surrogate
 from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask
 from mmrl.core.protocols import Term, Weight
@@ -140,6 +141,12 @@ def test_loss_does_not_depend_on_how_the_batch_is_cut(name, seed, cut):
 
 def test_terms_that_look_at_all_actions_forbid_cuts():
     assert {name for name, a in TEXT_PRESETS.items() if a.scope == "batch"} == {"kl_cov", "clip_cov", "disco", "drpo", "hapo"}
+
+
+def test_a_declaration_that_nothing_looks_at_is_refused():
+    with pytest.raises(TypeError, match="class Mine declares level, which no base of it has: level needs OfLevel"):
+        type("Mine", (Surrogate,), {}, level="rollout")
+    assert type("Mine", (Surrogate,), {}, scope="group")().scope == OfTheGroup().scope == "group"
 
 
 @FEW

@@ -33,11 +33,18 @@ class Declarations(TypedDict, total=False):
 
 
 class Declared(TermHooks):
-    """The declarations of most terms: they compare log-probabilities with old ones, action by action."""
+    """The declarations of most terms: they compare log-probabilities with old ones, action by action.
+
+    Raises TypeError for a class that declares what nothing of it looks at: `level` needs `OfLevel`, and `clips` needs `Clips`.
+    """
 
     def __init_subclass__(cls, **declared: Unpack[Declarations]) -> None:
         super().__init_subclass__()
         for name, value in declared.items():
+            if not hasattr(cls, name):
+                raise TypeError(
+                    f"class {cls.__name__} declares {name}, which no base of it has: level needs OfLevel, clips needs Clips"
+                )
             setattr(cls, name, value)
 
     @property
