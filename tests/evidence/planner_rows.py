@@ -11,7 +11,7 @@ from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.reference import Agreement
 from mmrl.core.types import Group, Prompt
-from tests.evidence.task import Row, TextTask, mean, text_of
+from tests.evidence.task import Row, TextTask, adding, against, mean, mean_of, text_of
 from tests.evidence.text_tasks import ALL_WRONG, first_letter, prompts_of
 from tests.evidence.video_rows import IDLE, whole
 
@@ -23,7 +23,7 @@ def with_columns(seed: int) -> list[Prompt]:
     """Prompts that want ddd, with a vague and a plain hint, the solution, and rules that tell it."""
     made = prompts_of(lambda vector, i: "ddd")(seed)
     added = {"hints": ["look well", "ddd"], "hint": "ddd", "solution": "ddd.", "policy": LETTERS.replace("{hint}", "ddd")}
-    return [replace(prompt, columns={**prompt.columns, **added}) for prompt in made]
+    return [adding(prompt, **added) for prompt in made]
 
 
 UNSOLVABLE = TextTask(
@@ -32,7 +32,7 @@ UNSOLVABLE = TextTask(
     "share right, without any hint",
     with_columns,
     (("whole", whole),),
-    lambda groups: mean([mean(whole(group)) for group in groups]),
+    mean_of(whole),
     start=(3, 1, 1, 0.2, 0.5),
     samples=6_000,
 )
@@ -47,8 +47,6 @@ THOUGHT = TextTask(
     length=12,
     samples=3_000,
 )
-
-
 SEGMENTS = replace(IDLE, name="idle_tokens_steps", claim=f"{IDLE.claim}; compared after as many steps, not samples", steps=25)
 
 
@@ -69,9 +67,7 @@ WORDS = ("Some say it is b", "Some say it is c")
 def worded(seed: int) -> list[Prompt]:
     """Every prompt twice, side by side: each time in one of two wordings, and with the other one in its column."""
     return [
-        replace(
-            one, id=f"{one.id}.{k}", text=f"{one.text}\n{words}", columns={**one.columns, "paraphrases": f"{one.text}\n{other}"}
-        )
+        replace(adding(one, paraphrases=f"{one.text}\n{other}"), id=f"{one.id}.{k}", text=f"{one.text}\n{words}")
         for one in prompts_of(lambda vector, i: "bc", count=12)(seed)
         for k, (words, other) in enumerate((WORDS, WORDS[::-1]))
     ]
@@ -117,7 +113,7 @@ ROWS = [
     with_planner("critique_grpo", refine_text="{sample}\n{critique}", short=True),
     with_planner("policy_rollout", short=True),
     with_planner("ahpo", short=True),
-    Row("arpo_gui", PRESETS["arpo_gui"], replace(PRESETS["arpo_gui"], planner=Once()), "nothing comes back", ALL_WRONG,
+    against("arpo_gui", "nothing comes back", ALL_WRONG, planner=Once(),
         changes={"samples": 2_500}),
     *(Row("spo_segment", replace(PRESETS["spo_segment"], planner=SegmentValues(interval=2)),
         replace(PRESETS["spo_segment"], planner=Once(), advantage=GroupNorm()), "one advantage for all tokens of an answer", task)

@@ -5,17 +5,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Prioritized, Thompson, VarianceAware
 from mmrl.algorithms.shaping.combine import Unlikeliness
 from mmrl.answers.boxes.box import Box
 from mmrl.core.protocols import PromptSampler
-from mmrl.core.types import Group, Prompt
-from tests.evidence.task import MakeSampler, Row, TextTask, mean, text_of
-from tests.evidence.text_tasks import RARE, TOO_EASY, mean_first_letter, prompts_of
+from mmrl.core.types import Prompt
+from tests.evidence.task import MakeSampler, Row, TextTask, adding, against, mean_of, of_text
+from tests.evidence.text_tasks import RARE, TOO_EASY, first_letter, mean_first_letter, prompts_of
+from tests.evidence.video_rows import whole
 
 GRPO = PRESETS["grpo"]
 CLIPPED = replace(GRPO, objective=((1.0, Clip()),), minibatches=4)
@@ -25,31 +24,23 @@ EPOCHS = "shuffled epochs"
 def by_kind(prompts: Sequence[Prompt], seed: int, **settings: Any) -> PromptSampler:
     """A bandit over two kinds of prompts, SEC's unless told otherwise: those that want the usual answer, and the others."""
     kinds = ["easy" if prompt.answer == "a" else "hard" for prompt in prompts]
-    marked = [replace(prompt, columns={**prompt.columns, "category": kind}) for prompt, kind in zip(prompts, kinds, strict=True)]
+    marked = [adding(prompt, category=kind) for prompt, kind in zip(prompts, kinds, strict=True)]
     return Bandit(marked, seed, **settings)
 
 
 def ladder(seed: int) -> list[Prompt]:
     """Of 48 prompts, a third each wants one letter, a pair and three letters, all told by the same numbers."""
     found = prompts_of(lambda vector, i: "abc"[int(vector.argmax())] * (1 + i % 3), 48)(seed)
-    return [replace(prompt, columns={**prompt.columns, "difficulty": len(prompt.answer)}) for prompt in found]
+    return [adding(prompt, difficulty=len(prompt.answer)) for prompt in found]
 
 
-def whole_word(group: Group) -> list[float]:
-    return [float(text_of(sample).startswith(group.prompt.answer)) for sample in group.samples]
-
-
-def hardest(groups: Sequence[Group]) -> float:
-    """The mean of `whole_word` over the prompts that want three letters."""
-    return mean([mean(whole_word(group)) for group in groups if len(group.prompt.answer) == 3])
-
-
+hardest = mean_of(whole, lambda prompt: len(prompt.answer) == 3)
 LADDER = TextTask(
     "ladder",
     "what hard prompts want begins with what easy ones want, and is hardly ever found by chance",
     "share right of the hard prompts",
     ladder,
-    (("word", whole_word),),
+    (("word", whole),),
     hardest,
     start=(1, 1, 1, 1, 0.3),
     samples=8_000,
@@ -59,28 +50,19 @@ LADDER = TextTask(
 def targets(seed: int) -> list[Prompt]:
     """Half of the prompts have a tiny box, and want a letter that is rare at the start; the others have a large one."""
 
-    def box(vector: torch.Tensor, i: int) -> Box:
-        return Box(0.1, 0.1, 0.12, 0.12, "norm1") if i % 2 else Box(0.1, 0.1, 0.9, 0.9, "norm1")
-
-    return [
-        replace(
-            prompt, columns={"vector": [3.0 if i % 2 else -3.0, *prompt.columns["vector"][1:]], "letter": "d" if i % 2 else "a"}
-        )
-        for i, prompt in enumerate(prompts_of(box)(seed))
-    ]
+    made = prompts_of(lambda vector, i: Box(0.1, 0.1, *((0.12, 0.12) if i % 2 else (0.9, 0.9)), "norm1"))(seed)
+    numbers = [[3.0 if i % 2 else -3.0, *prompt.columns["vector"][1:]] for i, prompt in enumerate(made)]
+    return [adding(one, vector=own, letter="d" if own[0] > 0 else "a") for one, own in zip(made, numbers, strict=True)]
 
 
-def named_letter(group: Group) -> list[float]:
-    return [float(text_of(sample)[:1] == group.prompt.columns["letter"]) for sample in group.samples]
-
-
+named_letter = of_text(lambda text, prompt: text[:1] == prompt.columns["letter"])
 SMALL_TARGETS = TextTask(
     "small_targets",
     "prompts with small targets are rarely solved at the start, those with large ones half of the time",
     "share right where the target is small",
     targets,
     (("letter", named_letter),),
-    lambda groups: mean([mean(named_letter(group)) for group in groups if group.prompt.columns["letter"] == "d"]),
+    mean_of(named_letter, lambda prompt: prompt.columns["letter"] == "d"),
     start=(2, 1, 1, 0.05, 0.3),
     samples=1_000,
 )
@@ -89,7 +71,7 @@ ANCHORED = TextTask(
     "later letters look at the first one, which alone is the answer",
     "share right",
     prompts_of(lambda vector, i: "abc"[int(vector.argmax())]),
-    (("letter", lambda group: [float(text_of(s)[:1] == group.prompt.answer) for s in group.samples]),),
+    (("letter", first_letter),),
     mean_first_letter,
     length=10,
     samples=4_000,
@@ -110,9 +92,8 @@ ROWS = [
     sampler_row("Curriculum", lambda prompts, seed: Curriculum(prompts, seed, edges=(1, 2), draws_per_stage=10), LADDER),
     Row("Prioritized", PRESETS["spo"], PRESETS["spo"], EPOCHS, TOO_EASY, sampler=Prioritized, changes={"prompts_per_step": 96}),
     Row("Unlikeliness", replace(CLIPPED, shaping=(Unlikeliness(),)), CLIPPED, "every right answer earns alike", RARE),
-    Row("gui_g1", PRESETS["gui_g1"], replace(PRESETS["gui_g1"], importance=()), "all prompts alike", SMALL_TARGETS,
+    against("gui_g1", "all prompts alike", SMALL_TARGETS, importance=(),
         short=True),
-    Row("attention_rhythm", PRESETS["attention_rhythm"], replace(PRESETS["attention_rhythm"], importance=()), "all tokens alike",
-        ANCHORED),
+    against("attention_rhythm", "all tokens alike", ANCHORED, importance=()),
 ]  # fmt: skip
 """Samplers, and presets that weigh tokens or prompts."""

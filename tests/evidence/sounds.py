@@ -15,7 +15,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.forward import NegativeAware
 from mmrl.algorithms.presets.flow import omninft
 from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.core.types import Group, Request
+from mmrl.core.types import Group
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Forward
 from mmrl.policies.flow.policy import FlowPolicy
@@ -23,10 +23,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.weights import USUAL_DECAY
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards.runner import NamedReward, RewardRunner
-from mmrl.training.settings import TrainSettings
-from mmrl.training.trainer import Trainer
-from tests.evidence.task import Ended, MakeSampler, Row, Task, weights_of
+from tests.evidence.task import Ended, MakeSampler, Row, Task, fresh_of, trainer_of, weights_of
 from tests.support import as_asked
 
 STEPS = 6
@@ -59,11 +56,12 @@ class SoundTask(Task[Algorithm]):
         drawn: dict[str, Any] = {"height": 16, "width": 16, "frames": 5, "fps": 20.0, "sound": True, "guidance": 1.0}
         drawn |= {"max_prompt_tokens": 24, "forward_rows": 192, "decode_rows": 480, "lora": LoraSettings(rank=8, alpha=16)}
         policy = FlowPolicy(FlowPolicyConfig(model(), **drawn), algorithm.shadows, algorithm.ema_decay or USUAL_DECAY)
-        prompts, optimizer = as_asked.load(), OptimizerSettings(lr=self.lr, warmup_steps=3)
-        settings = TrainSettings(steps=self.steps, prompts_per_step=len(prompts), micro_batch=192, seed=seed, optimizer=optimizer)
-        rewards = RewardRunner([NamedReward(name, reward) for name, reward in REWARDS.items()])
-        trainer = Trainer(policy, algorithm, (make_sampler or Shuffled)(prompts, seed), rewards, settings)
-        asked = [Request(one, FRESH, i, seed=10_000 * (seed + 1) + i) for i, one in enumerate(prompts)]
+        prompts = as_asked.load()
+        settings = {"steps": self.steps, "prompts_per_step": len(prompts), "micro_batch": 192}
+        settings["optimizer"] = OptimizerSettings(lr=self.lr, warmup_steps=3)
+        sampler = (make_sampler or Shuffled)(prompts, seed)
+        trainer = trainer_of(policy, algorithm, sampler, REWARDS.items(), seed, lr=self.lr, **settings)
+        asked = fresh_of(prompts, FRESH, seed)
         before = scored(policy.rollout(asked, evaluation_plan(STEPS)).groups)
         for _ in range(self.steps):
             trainer.step()

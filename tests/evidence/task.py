@@ -4,7 +4,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -15,9 +15,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.surrogates import Reinforce
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.algorithms.statistics import to_credit, totals_and_keep
 from mmrl.core.protocols import PromptSampler
-from mmrl.core.types import Group, Prompt, Request, Rollouts
+from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
@@ -26,6 +29,8 @@ from tests.support.fakes import LETTERS, FakeTextPolicy, vector
 
 FRESH = 64
 """Samples per prompt that a policy is measured with: new ones, which trained nothing."""
+BACKWARD = 3
+"""What a row or call with a gradient costs in rows or calls without: its own, and a backward pass of twice that."""
 Score = Callable[[Group], list[float]]
 Figure = Callable[[Sequence[Group]], float]
 MakeSampler = Callable[[Sequence[Prompt], int], PromptSampler]
@@ -106,9 +111,7 @@ class Counted(FakeTextPolicy):
     def fresh(self, prompts: Sequence[Prompt], seed: int) -> Sequence[Group]:
         """FRESH samples of every prompt, not counted."""
         before = self.sampled
-        groups = self.rollout(
-            [Request(prompt, FRESH, i, seed=10_000 * (seed + 1) + i) for i, prompt in enumerate(prompts)]
-        ).groups
+        groups = self.rollout(fresh_of(prompts, FRESH, seed)).groups
         self.sampled = before
         return groups
 
@@ -177,15 +180,29 @@ class TextTask(Task[Algorithm]):
         return Counted(length=self.length, views=algorithm.views, start=self.start, seed=seed)
 
     def trainer(self, algorithm: Algorithm, policy: Counted, sampler: PromptSampler, seed: int) -> Trainer:
-        settings = TrainSettings(
-            steps=10_000,
-            prompts_per_step=self.prompts_per_step,
-            micro_batch=100_000,
-            seed=seed,
-            optimizer=OptimizerSettings(lr=self.lr / algorithm.updates),
-        )
-        rewards = RewardRunner([NamedReward(name, function) for name, function in self.rewards])
-        return Trainer(policy, algorithm.with_length(policy.length), sampler, rewards, settings)
+        own, lr = algorithm.with_length(policy.length), self.lr / algorithm.updates
+        return trainer_of(policy, own, sampler, self.rewards, seed, lr=lr, prompts_per_step=self.prompts_per_step)
+
+
+def trainer_of(
+    policy: Any,
+    algorithm: Algorithm,
+    sampler: PromptSampler,
+    rewards: Iterable[tuple[str, Score]],
+    seed: int,
+    *,
+    lr: float,
+    **settings: Any,
+) -> Trainer:
+    """A trainer with rewards of weight 1, and no limit of steps or rows but those of `settings`, fields of TrainSettings."""
+    usual: dict[str, Any] = {"steps": 10_000, "micro_batch": 100_000, "seed": seed, "optimizer": OptimizerSettings(lr=lr)}
+    runner = RewardRunner([NamedReward(name, function) for name, function in rewards])
+    return Trainer(policy, algorithm, sampler, runner, TrainSettings(**usual | settings))
+
+
+def fresh_of(prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:
+    """As many samples of every prompt, with seeds that no training has."""
+    return [Request(prompt, count, i, seed=10_000 * (seed + 1) + i) for i, prompt in enumerate(prompts)]
 
 
 def weights_of(policy: Any) -> Tensor:
@@ -259,3 +276,45 @@ def text_of(sample: Any) -> str:
 
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
+
+
+def of_text(score: Callable[[str, Prompt], float]) -> Score:
+    """A score of every text by itself, beside its prompt."""
+    return lambda group: [float(score(text_of(sample), group.prompt)) for sample in group.samples]
+
+
+def mean_of(score: Score, among: Callable[[Prompt], bool] = lambda prompt: True) -> Figure:
+    """The mean of a score over prompts, or over some of them."""
+    return lambda groups: mean([mean(score(group)) for group in groups if among(group.prompt)])
+
+
+def adding(prompt: Prompt, **columns: Any) -> Prompt:
+    """The prompt with these columns beside its own, or in their place."""
+    return replace(prompt, columns={**prompt.columns, **columns})
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A = r: nothing is compared with anything."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        return to_credit(totals, keep, rollouts, scores)
+
+
+def uncompared(algorithm: Algorithm) -> Algorithm:
+    """The same with plain rewards for advantages."""
+    return replace(algorithm, advantage=Raw())
+
+
+def unclipped(algorithm: Algorithm) -> Algorithm:
+    """The same number of updates with REINFORCE as the only term: nothing looks at how far the weights have moved."""
+    return replace(algorithm, objective=((1.0, Reinforce()),))
+
+
+def against(
+    name: str, without: str, task: Task, /, *, changes: dict[str, Any] | None = None, short: bool = False, **twin: Any
+) -> Row:
+    """A preset against itself with other parts, which are those of the twin."""
+    own = PRESETS[name]
+    return Row(name, own, replace(own, **twin), without, task, changes=changes or {}, short=short)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmrl.core.types import Group, Prompt
-from tests.evidence.task import FRESH, TextTask, mean, text_of
+from tests.evidence.task import FRESH, TextTask, adding, mean, mean_of, of_text, text_of
 
 NUM_PROMPTS = 24
 
@@ -31,22 +31,14 @@ def largest(vector: torch.Tensor, _: int) -> str:
     return "abc"[int(vector.argmax())]
 
 
-def first_letter(group: Group) -> list[float]:
-    """1 where a sample begins with one of the letters that the prompt wants."""
-    return [float(text_of(sample)[:1] in tuple(group.prompt.answer)) for sample in group.samples]
-
-
-def mean_first_letter(groups: Sequence[Group]) -> float:
-    return mean([mean(first_letter(group)) for group in groups])
+first_letter = of_text(lambda text, prompt: text[:1] in tuple(prompt.answer))
+"""1 where a sample begins with one of the letters that the prompt wants."""
+mean_first_letter = mean_of(first_letter)
 
 
 def of_answer(*letters: str) -> Callable[[Sequence[Group]], float]:
     """The mean of `first_letter` over the prompts that want one of these letters."""
-
-    def figure(groups: Sequence[Group]) -> float:
-        return mean([mean(first_letter(group)) for group in groups if group.prompt.answer in letters])
-
-    return figure
+    return mean_of(first_letter, lambda prompt: prompt.answer in letters)
 
 
 GUESS = TextTask(
@@ -95,8 +87,7 @@ def mostly_easy(seed: int) -> list[Prompt]:
     """Of 120 prompts, 108 want the letter that is written anyway; the others have a first number of 3."""
     found = prompts_of(lambda vector, i: "bcd"[int(vector[1:].argmax())] if i % 10 == 0 else "a", 120)(seed)
     return [
-        replace(prompt, columns={**prompt.columns, "vector": [3.0 if i % 10 == 0 else -1.0, *prompt.columns["vector"][1:]]})
-        for i, prompt in enumerate(found)
+        adding(prompt, vector=[3.0 if i % 10 == 0 else -1.0, *prompt.columns["vector"][1:]]) for i, prompt in enumerate(found)
     ]
 
 
@@ -144,8 +135,7 @@ def right_pairs(_: torch.Tensor, i: int) -> tuple[str, ...]:
     return tuple(sorted(random.Random(i).sample(["".join(pair) for pair in product("abcd", repeat=2)], 8)))
 
 
-def pair(group: Group) -> list[float]:
-    return [float(text_of(sample)[:2] in group.prompt.answer) for sample in group.samples]
+pair = of_text(lambda text, prompt: text[:2] in prompt.answer)
 
 
 def coverage(groups: Sequence[Group]) -> float:
@@ -170,7 +160,7 @@ PAIRS = TextTask(
     "share right",
     prompts_of(right_pairs),
     (("pair", pair),),
-    lambda groups: mean([mean(pair(group)) for group in groups]),
+    mean_of(pair),
     samples=12_000,
     lr=2e-1,
 )
@@ -179,10 +169,6 @@ PAIRS = TextTask(
 def wrong_length(groups: Sequence[Group]) -> float:
     """Minus the letters of wrong answers, as a share of the most."""
     return -mean([len(text_of(s)) / 10 for g in groups for s, r in zip(g.samples, first_letter(g), strict=True) if not r])
-
-
-def any_length(groups: Sequence[Group]) -> float:
-    return -mean([len(text_of(sample)) / 10 for group in groups for sample in group.samples])
 
 
 UNSOLVABLE = TextTask(
@@ -201,7 +187,7 @@ SHORT = TextTask(
     "minus the mean length, as a share of the most",
     prompts_of(largest),
     (("letter", first_letter),),
-    any_length,
+    mean_of(of_text(lambda text, prompt: -len(text) / 10)),
     start=(1, 1, 1, 1, 0.6),
     length=10,
     lr=4e-2,
@@ -212,40 +198,30 @@ OVERLONG = TextTask(
     "share that stops in time",
     prompts_of(largest),
     (("letter", first_letter),),
-    lambda groups: mean([float(not sample.truncated) for group in groups for sample in group.samples]),
+    mean_of(lambda group: [float(not sample.truncated) for sample in group.samples]),
     start=(1, 1, 1, 1, 0.3),
     length=10,
 )
-
-
-def counted(group: Group) -> list[float]:
-    return [float(text_of(sample).count("a") >= 3) for sample in group.samples]
-
-
+counted = of_text(lambda text, prompt: text.count("a") >= 3)
 LONG = TextTask(
     "long_answers",
     "right is what holds three times a letter, and most answers stop before",
     "share right",
     prompts_of(largest),
     (("count", counted),),
-    lambda groups: mean([mean(counted(group)) for group in groups]),
+    mean_of(counted),
     start=(1, 1, 1, 1, 1.5),
     length=10,
     samples=2_500,
 )
-
-
-def second_letter(group: Group) -> list[float]:
-    return [float(text_of(sample)[1:2] == "d") for sample in group.samples]
-
-
+second_letter = of_text(lambda text, prompt: text[1:2] == "d")
 TWO = TextTask(
     "two_rewards",
     "one reward is earned half of the time, the other one time in twenty",
     "share that earns the rare reward",
     prompts_of(lambda vector, i: "ab" if vector[0] > 0 else "bc"),
     (("often", first_letter), ("seldom", second_letter)),
-    lambda groups: mean([mean(second_letter(group)) for group in groups]),
+    mean_of(second_letter),
     start=(1, 1, 1, 0.1, 0.3),
     samples=1_500,
 )

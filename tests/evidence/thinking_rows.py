@@ -1,9 +1,10 @@
-"""Methods about right and wrong and about how long to think, each against the same without its idea."""
+"""Methods about right and wrong, and about how long or what to think, each against the same without its idea."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mmrl.algorithms.advantages.group import GroupNorm
@@ -16,17 +17,19 @@ from mmrl.algorithms.presets.baselines import CLIPPED
 from mmrl.algorithms.samplers.learned import NearestValue
 from mmrl.algorithms.shaping.thinking import BudgetReward, LengthBudget, ModePays
 from mmrl.algorithms.weights.aggregate import FirstApart, TokenMean
-from mmrl.core.readings import VALUE
-from mmrl.core.types import Group, Prompt, Reading
+from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY, VALUE
+from mmrl.core.types import Group, Prompt, Reading, Trace
 from tests.evidence import text_tasks as tasks
 from tests.evidence.planner_rows import IDLE, SEGMENTS, THOUGHT
-from tests.evidence.task import Counted, Row, TextTask, mean, text_of
+from tests.evidence.task import Counted, Listening, Row, TextTask, adding, against, mean, mean_of, of_text, text_of
+from tests.evidence.text_tasks import largest, prompts_of
+from tests.support.fakes import LETTERS, Steps
 
 
 def half_hard(seed: int) -> list[Prompt]:
     """Answers b or c; every other prompt needs a thought, and one answer in four of the start weights that think is right."""
     made = tasks.prompts_of(lambda vector, i: "bc"[int(vector[0] > 0)] + ("!" if vector[1] > 0 else ""))(seed)
-    return [replace(prompt, columns={**prompt.columns, "reference_accuracy": 0.25}) for prompt in made]
+    return [adding(prompt, reference_accuracy=0.25) for prompt in made]
 
 
 def after_thinking(group: Group) -> list[float]:
@@ -62,11 +65,8 @@ MODES = replace(
 )
 THINKLESS = replace(PRESETS["thinkless"], shaping=(ModePays("a", "d"),), aggregation=FirstApart(alpha=1.0))
 """Of answers of four letters the first is no thousandth."""
-
-
-def behind_the_mark(group: Group) -> list[float]:
-    """1 for the answer behind the first d, which ends the thought."""
-    return [float(text_of(sample).partition("d")[2][:1] == group.prompt.answer) for sample in group.samples]
+behind_the_mark = of_text(lambda text, prompt: text.partition("d")[2][:1] == prompt.answer)
+"""1 for the answer behind the first d, which ends the thought."""
 
 
 def whenever_stopped(groups: Sequence[Group]) -> float:
@@ -145,10 +145,7 @@ VALUED = ValuedTask(**{**vars(tasks.TOO_EASY), "prompts_per_step": 12})
 def thirds(seed: int) -> list[Prompt]:
     """A third of 120 prompts wants what is written anyway, a third a rarer letter, a third none; the first number tells."""
     found = tasks.prompts_of(lambda vector, i: "abx"[i % 3], 120)(seed)
-    return [
-        replace(prompt, columns={**prompt.columns, "vector": [2.0 * (i % 3) - 2, *prompt.columns["vector"][1:]]})
-        for i, prompt in enumerate(found)
-    ]
+    return [adding(prompt, vector=[2.0 * (i % 3) - 2, *prompt.columns["vector"][1:]]) for i, prompt in enumerate(found)]
 
 
 THIRDS = ValuedTask(
@@ -168,12 +165,83 @@ STOPPED_STEPS = replace(
 )
 ANYTIME = replace(PRESETS["anytime"], planner=BudgetCuts(mark="d", forced="d"))
 GROUPS = "advantages of grpo"
+OWN = {REFERENCE_PROBABILITY.quantity, BASE_PROBABILITY.quantity}
+ANSWER = 1
+"""The place of the answer; the letter before it is the thought."""
+
+
+class Concluding(Listening):
+    """A net that tends to answer with the letter it thought: it can conclude, and has to learn what to think."""
+
+    def __init__(self, others: int, start: Sequence[float]) -> None:
+        super().__init__(others, start)
+        self.habit = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        previous, position = x[..., 3 + len(LETTERS) :].split([len(LETTERS), x.shape[-1] - 3 - 2 * len(LETTERS)], -1)
+        return super().forward(x) + self.habit * previous * position[..., ANSWER : ANSWER + 1]
+
+
+@dataclass
+class Reasoner(Counted):
+    """The policy of letters that concludes, and can tell how likely it finds the true answer behind a thought."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.offers = self.offers | OWN
+        for name in self.nets:
+            torch.manual_seed(self.seed)
+            self.nets[name] = Concluding(len(LETTERS) + self.length, self.start)
+
+    def read(self, trace: Trace, readings: Iterable[Reading], mask: Tensor) -> dict[Reading, Tensor]:
+        asked = list(readings)
+        found = super().read(trace, [reading for reading in asked if reading.quantity not in OWN], mask)
+        assert isinstance(trace, Steps)
+        for reading in asked:
+            if reading.quantity in OWN:
+                value = self.truth_probability(trace, reading.quantity == REFERENCE_PROBABILITY.quantity)
+                found[reading] = value[:, None].expand(mask.shape)
+        return found
+
+    @torch.no_grad()
+    def truth_probability(self, trace: Steps, thought: bool) -> Tensor:
+        """How likely the true letter is in the place of the answer, behind the row's thought or none; -1 without an answer."""
+        tokens, seen = trace.tensors["tokens"], trace.tensors["plain"][:, ANSWER]
+        previous = nn.functional.one_hot(tokens[:, ANSWER - 1], len(LETTERS)).to(seen) * thought
+        logits = self.nets["policy"](torch.cat([seen, previous, trace.tensors["position"][:, ANSWER]], -1))
+        truth = seen[:, :3].argmax(-1)
+        answers = (tokens[:, : ANSWER + 1] != len(LETTERS) - 1).all(1)
+        return torch.where(answers, logits.softmax(-1).gather(-1, truth[:, None])[:, 0], -1.0)
+
+
+@dataclass(frozen=True)
+class ReferenceTask(TextTask):
+    """A task for the policy that concludes."""
+
+    def policy(self, algorithm: Algorithm, seed: int) -> Counted:
+        return Reasoner(length=self.length, views=algorithm.views, start=self.start, seed=seed)
+
+
+has_answer = of_text(lambda text, prompt: 0.1 * (len(text.rstrip(".")) > ANSWER))
+"""0.1 where there is a thought and an answer, right or wrong."""
+rightness = mean_of(of_text(lambda text, prompt: text[ANSWER : ANSWER + 1] == prompt.answer))
+UNVERIFIED = ReferenceTask(
+    "no_verifier",
+    "nothing scores an answer but its format, and a right thought makes the right answer likely",
+    "share right",
+    prompts_of(largest),
+    (("format", has_answer),),
+    rightness,
+    samples=6_000,
+)
+FILTERED = replace(UNVERIFIED, name="no_verifier_filter")
+RLPR = PRESETS["rlpr"]
 ROWS = [
     *(Row(name, PRESETS[name], CLIPPED, GROUPS, tasks.MANY) for name in ("w_reinforce", "nsr", "psr")),
     Row("w_reinforce", PRESETS["w_reinforce"], CLIPPED, GROUPS, tasks.HARD),
     Row("tempo", PRESETS["tempo"], CLIPPED, GROUPS, tasks.PAIRS, changes={"lr": 2e-2}),
     Row("tempo", PRESETS["tempo"], CLIPPED, GROUPS, tasks.GUESS),
-    Row("kimi_k15", PRESETS["kimi_k15"], replace(PRESETS["kimi_k15"], shaping=()), "no reward for length", tasks.SHORT),
+    against("kimi_k15", "no reward for length", tasks.SHORT, shaping=()),
     Row("adapt_think", replace(PRESETS["adapt_think"], planner=ThinkOrNot("a", "d")), replace(CLIPPED, group_size=16),
         "grpo, whatever answers begin with", HALF_HARD, short=True),
     Row("thinkless", THINKLESS, replace(THINKLESS, aggregation=TokenMean()), "all tokens alike", MODES, short=True),
@@ -185,6 +253,8 @@ ROWS = [
       for task in (VALUED, THIRDS)),
     Row("anytime", ANYTIME, CLIPPED, "grpo: whole answers alone", STOPPED),
     Row("anytime", ANYTIME, CLIPPED, "grpo: whole answers alone", STOPPED_STEPS, short=True),
-    *(Row("treerl", PRESETS["treerl"], replace(PRESETS["treerl"], planner=Once(), advantage=GroupNorm()),
-        "no branches, one advantage for all tokens of an answer", task) for task in (SEGMENTS, IDLE)),
+    *(against("treerl", "no branches, one advantage for all tokens of an answer", task, planner=Once(), advantage=GroupNorm())
+      for task in (SEGMENTS, IDLE)),
+    Row("rlpr", RLPR, replace(RLPR, shaping=()), "the reward for the format alone", UNVERIFIED, short=True),
+    Row("rlpr", RLPR, replace(RLPR, advantage=GroupNorm()), "no filter of prompts by spread", FILTERED),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from mmrl.algorithms.turns import uses
 from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.types import Reading, Rollouts, Scores
 from tests.evidence import turn_tasks as tasks
-from tests.evidence.task import Row
+from tests.evidence.task import Row, against
 from tests.support.fakes import LETTERS
 
 
@@ -32,7 +32,7 @@ class Always:
 
 def against_one_turn(name: str, task: tasks.PlayTask) -> Row:
     """The method on its world, and the same without one."""
-    return Row(name, PRESETS[name], replace(PRESETS[name], planner=tasks.Alone()), "one turn, without the world", task)
+    return against(name, "one turn, without the world", task, planner=tasks.Alone())
 
 
 LETTERS_ARPO = replace(PRESETS["arpo"], planner=BranchWhereUnsure(vocabulary=len(LETTERS)))
@@ -42,22 +42,18 @@ assert isinstance(UI_S1, GiGPO)
 ASKED = replace(PRESETS["geometry_zero"], planner=AskedHalves(with_text="The first letter is d", without_text="Answer."))
 """In words that the policy of letters follows."""
 ROWS = [
-    Row("gigpo", PRESETS["gigpo"], replace(PRESETS["gigpo"], advantage=GroupNorm(scale="none")),
-        "episodes compared with episodes alone", tasks.ROOMS),
-    Row("hgpo", PRESETS["hgpo"], replace(PRESETS["hgpo"], advantage=GiGPO(deviation=True)), "advantages of gigpo", tasks.PATHS),
+    against("gigpo", "episodes compared with episodes alone", tasks.ROOMS, advantage=GroupNorm(scale="none")),
+    against("hgpo", "advantages of gigpo", tasks.PATHS, advantage=GiGPO(deviation=True)),
     against_one_turn("deepeyes", tasks.LOOK),
     against_one_turn("thyme", tasks.CODE),
     against_one_turn("openthinkimg", tasks.FORMS),
     against_one_turn("hart", tasks.CROP),
-    Row("vr_thinker", PRESETS["vr_thinker"], replace(PRESETS["vr_thinker"], shaping=()), "no bonus for looking", tasks.SELDOM),
+    against("vr_thinker", "no bonus for looking", tasks.SELDOM, shaping=()),
     Row("arpo", LETTERS_ARPO, replace(LETTERS_ARPO, planner=Once()), "whole episodes alone", tasks.CROP),
-    Row("ui_s1", PRESETS["ui_s1"], replace(PRESETS["ui_s1"], advantage=replace(UI_S1, cut="")),
-        "returns that go on behind a wrong action", tasks.REPAIRED),
-    Row("mobile_agent_v3", PRESETS["mobile_agent_v3"], replace(PRESETS["mobile_agent_v3"], aggregation=SequenceMean()),
-        "every trajectory counts the same, however long", tasks.SCREENS),
-    Row("mobile_agent_v3", PRESETS["mobile_agent_v3"], replace(PRESETS["mobile_agent_v3"], planner=Once()), "nothing comes back",
-        tasks.SCREEN),
-    Row("arpo_gui", PRESETS["arpo_gui"], replace(PRESETS["arpo_gui"], planner=Once()), "nothing comes back", tasks.SCREEN),
+    against("ui_s1", "returns that go on behind a wrong action", tasks.REPAIRED, advantage=replace(UI_S1, cut="")),
+    against("mobile_agent_v3", "every trajectory counts the same, however long", tasks.SCREENS, aggregation=SequenceMean()),
+    against("mobile_agent_v3", "nothing comes back", tasks.SCREEN, planner=Once()),
+    against("arpo_gui", "nothing comes back", tasks.SCREEN, planner=Once()),
     Row("geometry_zero", ASKED, replace(PRESETS["geometry_zero"], planner=Once(), shaping=(Always(),)),
         "a bonus wherever the tool is used, and nobody is asked", tasks.HELPS),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Ended, Observation, Turn, segments_of
 from mmrl.core.types import Branch, Given, Group, Prompt, Request, Rollouts, Sample
-from tests.evidence.task import FRESH, Counted, Score, TextTask, mean
+from tests.evidence.task import Counted, Score, TextTask, mean, mean_of
 from tests.evidence.text_tasks import largest, prompts_of
 from tests.support.fakes import LETTERS, Steps, uniform
 from tests.support.worlds import Answer
@@ -136,13 +136,6 @@ class Playing(Counted):
         ids = torch.tensor([request.group_id for request, _ in rows])
         return Rollouts(groups, ids, torch.tensor(places), mask, trace, {ROLLOUT_LOGPROBS: logprobs})
 
-    def fresh(self, prompts: Sequence[Prompt], seed: int) -> Sequence[Group]:
-        """FRESH episodes of every prompt, not counted."""
-        before, asked = self.sampled, [Request(one, FRESH, i, seed=10_000 * (seed + 1) + i) for i, one in enumerate(prompts)]
-        groups = self.rollout(asked).groups
-        self.sampled = before
-        return groups
-
 
 @dataclass(frozen=True)
 class PlayTask(TextTask):
@@ -192,8 +185,7 @@ def stated(group: Group) -> list[float]:
     return [sum(turn.observation.reward or 0.0 for turn in one.turns if turn.observation) for one in group.samples]
 
 
-def mean_stated(groups: Sequence[Group]) -> float:
-    return mean([mean(stated(group)) for group in groups])
+mean_stated = mean_of(stated)
 
 
 def looked(sample: Sample) -> bool:

@@ -9,44 +9,30 @@ from PIL import Image
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Group, Prompt, Video
-from tests.evidence.plain import unclipped
-from tests.evidence.task import Row, TextTask, mean, text_of
+from tests.evidence.task import Row, TextTask, against, mean_of, of_text, text_of, unclipped
 from tests.evidence.text_tasks import GUESS, NOISY, first_letter, largest, mean_first_letter, prompts_of
 
-
-def fourth_letter(group: Group) -> list[float]:
-    return [float(text_of(sample)[3:4] == group.prompt.answer) for sample in group.samples]
-
-
+fourth_letter = of_text(lambda text, prompt: text[3:4] == prompt.answer)
 IDLE = TextTask(
     "idle_tokens",
     "the fourth of ten letters is the answer, and the others are idle",
     "share right",
     prompts_of(largest),
     (("letter", fourth_letter),),
-    lambda groups: mean([mean(fourth_letter(group)) for group in groups]),
+    mean_of(fourth_letter),
     start=(1, 1, 1, 0.3, 0.1),
     length=10,
     samples=6_000,
 )
-
-
-def whole(group: Group) -> list[float]:
-    """1 where the answer stands whole at the beginning."""
-    return [float(text_of(sample).startswith(group.prompt.answer)) for sample in group.samples]
-
-
-def of_hard(groups: Sequence[Group]) -> float:
-    return mean([mean(whole(group)) for group in groups if len(group.prompt.answer) > 1])
-
-
+whole = of_text(lambda text, prompt: text.startswith(prompt.answer))
+"""1 where the answer stands whole at the beginning."""
 HINTS = TextTask(
     "unsolvable_alone",
     "half of the prompts want three letters in a row, which one sample in a hundred or fewer finds",
     "share right of these prompts, without any hint",
     prompts_of(lambda vector, i: "dcb" if vector[0] > 0 else "a"),
     (("whole", whole),),
-    of_hard,
+    mean_of(whole, lambda prompt: len(prompt.answer) > 1),
     start=(3, 1, 1, 1, 0.5),
     samples=6_000,
 )
@@ -100,29 +86,23 @@ LOOK = TextTask(
 )
 
 
-def without(name: str, **parts: Any) -> Any:
-    return replace(PRESETS[name], **parts)
+def planned(name: str, **changes: Any) -> Any:
+    """The preset with a planner of these settings."""
+    preset: Any = PRESETS[name]
+    return replace(preset, planner=replace(preset.planner, **changes))
 
 
-def truthful() -> Any:
-    """temp_samp_r1 whose given answers are the letters alone."""
-    preset: Any = PRESETS["temp_samp_r1"]
-    return replace(preset, planner=replace(preset.planner, template="{answer}"))
-
-
-def watchful() -> Any:
-    """deepvideo_r1 that remembers a third of a step."""
-    preset: Any = PRESETS["deepvideo_r1"]
-    return replace(preset, planner=replace(preset.planner, window=64))
-
-
+TRUTHFUL = planned("temp_samp_r1", template="{answer}")
+"""Given answers are the letters alone."""
+WATCHFUL = planned("deepvideo_r1", window=64)
+"""It remembers a third of a step."""
 ROWS = [
-    Row("tw_grpo", PRESETS["tw_grpo"], without("tw_grpo", importance=()), "all tokens alike", IDLE),
+    against("tw_grpo", "all tokens alike", IDLE, importance=()),
     Row("reg_grpo", PRESETS["reg_grpo"], unclipped(PRESETS["reg_grpo"]), "REINFORCE, four updates per step as here", GUESS),
-    Row("deepvideo_r1", watchful(), PRESETS["reg_grpo"], "reg_grpo on the prompts as they are", HINTS),
-    Row("t_grpo", PRESETS["t_grpo"], without("t_grpo", shaping=(), planner=Once()), "no probes and no bonus", ORDER),
-    Row("temp_samp_r1", truthful(), without("temp_samp_r1", planner=Once(), shaping=()), "no given answer", HINTS),
-    Row("grpo_care", PRESETS["grpo_care"], without("grpo_care", shaping=()), "no bonus", NOISY),
-    Row("papo", PRESETS["papo"], without("papo", objective=PRESETS["papo"].objective[:2]), "the clip and the KL alone", LOOK),
+    Row("deepvideo_r1", WATCHFUL, PRESETS["reg_grpo"], "reg_grpo on the prompts as they are", HINTS),
+    against("t_grpo", "no probes and no bonus", ORDER, shaping=(), planner=Once()),
+    Row("temp_samp_r1", TRUTHFUL, replace(PRESETS["temp_samp_r1"], planner=Once(), shaping=()), "no given answer", HINTS),
+    against("grpo_care", "no bonus", NOISY, shaping=()),
+    against("papo", "the clip and the KL alone", LOOK, objective=PRESETS["papo"].objective[:2]),
 ]
 ELSEWHERE = {"urpa": "without labels better than at the start, three seeds: tests/learning/test_unlabelled.py"}
