@@ -30,7 +30,7 @@ from mmrl.core.readings import OLD_ENTROPY, SIGMA, SOUND_ADVANTAGE, SOUND_FROM, 
 from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.policies.flow.read.evaluate import weigh_parts
 from tests.support.presets import FLOW, VIDEO
-from tests.support.rows import FEW, make_batch, rollouts, scores
+from tests.support.rows import FEW, make_batch, rollouts, scores, with_fields
 
 ADVANTAGES: dict[str, Advantage] = {
     "group": GroupNorm(),
@@ -248,10 +248,7 @@ def test_advantages_are_zero_where_nothing_was_done():
 def test_rewards_one_rounding_apart_teach_nothing(reward, injected):
     values = torch.full((8, 1), reward, dtype=torch.float32)
     values[::2] = torch.nextafter(values[0], torch.tensor(2 * reward))
-    rows = rollouts(torch.ones(8, 1))
-    if injected:
-        samples = tuple(replace(one, role="injected" if i == 7 else "policy") for i, one in enumerate(rows.groups[0].samples))
-        rows = replace(rows, groups=(replace(rows.groups[0], samples=samples),))
+    rows = with_fields(rollouts(torch.ones(8, 1)), role=["policy"] * 7 + ["injected" if injected else "policy"])
     parts = (FLOW["mix_grpo"].advantage, FLOW["branch_grpo"].advantage, VIDEO["reg_grpo"].advantage, AnchoredNorm(), PassK())
     for part in (*parts, GroupNorm(eps=1e-8), Decoupled(eps=1e-8)):
         assert not part(scores(values), rows).values.any(), part
@@ -272,14 +269,10 @@ IDS = [0, 0, 0, 0, 1, 1]
 
 def rows(rewards: Tensor) -> tuple[Scores, Rollouts]:
     """One row per line of rewards; the total is that of the last step."""
-    rollouts = make_batch(torch.ones_like(rewards), torch.zeros(len(rewards)), {}, IDS[: len(rewards)]).rollouts
-    lines = iter(rewards.tolist())
-    groups = [
-        replace(group, samples=tuple(replace(one, values=tuple(enumerate(next(lines)))) for one in group.samples))
-        for group in rollouts.groups
-    ]
+    found = rollouts(torch.ones_like(rewards), IDS[: len(rewards)])
     status = torch.where(rewards[:, -1:].isnan(), 2, 0)
-    return Scores(("r",), rewards[:, -1:], status, torch.ones(1)), replace(rollouts, groups=tuple(groups))
+    values = [tuple(enumerate(line)) for line in rewards.tolist()]
+    return Scores(("r",), rewards[:, -1:], status, torch.ones(1)), with_fields(found, values=values)
 
 
 def credit(advantage: Advantage, rewards: Tensor) -> Tensor:
@@ -327,12 +320,10 @@ def test_a_row_that_failed_leaves_its_group():
 def test_what_is_refused():
     with pytest.raises(ValueError, match=r"reach -1, below 0: set algorithm\.advantage\.weigh = false"):
         credit(StepRewards(gamma=0.0), REWARDS - 1)
-    scores, rollouts = rows(REWARDS)
-    bare = replace(
-        rollouts, groups=tuple(replace(g, samples=tuple(replace(s, values=()) for s in g.samples)) for g in rollouts.groups)
-    )
+    made, found = rows(REWARDS)
+    bare = with_fields(found, values=[()] * len(found))
     with pytest.raises(ValueError, match=r"rewards of 0 of 3 steps, .*: set algorithm\.schedule\.previews = true"):
-        PROCESS(scores, bare)
+        PROCESS(made, bare)
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, 7])

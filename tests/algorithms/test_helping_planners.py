@@ -32,7 +32,7 @@ from mmrl.core.samples import segments_of
 from mmrl.core.types import Group, Prompt, Request, Revision, Sample, Scores, Shown
 from mmrl.training.collect import Collected
 from tests.support import fakes
-from tests.support.rows import rollouts, scores
+from tests.support.rows import rollouts, scores, with_fields
 from tests.support.trainers import make_trainer
 
 PICTURE = object()
@@ -200,27 +200,18 @@ def test_exits_are_cut_in_order_and_go_on():
     assert changes(told.scored(*[1.0] * 4)) == NOTHING
 
 
-def going_on(sample: Sample, start: int, stop: int) -> Sample:
-    """The sample with ten tokens, of which those from `start` up to `stop` were forced."""
-    pieces = segments_of([("policy", start), ("forced", stop - start), ("policy", 10 - stop)])
-    return replace(sample, token_ids=(1,) * 10, segments=pieces)
-
-
 def test_the_whole_answer_is_the_last_exit():
-    rows = rollouts(torch.ones(5, 1), [0, 0, 0, 1, 1])
-    forced = {0: [(0, 0), (0, 9), (0, 4)], 1: [(0, 0), (2, 5)]}
-    groups = tuple(
-        replace(g, samples=tuple(going_on(s, *at) for s, at in zip(g.samples, forced[g.id], strict=True))) for g in rows.groups
-    )
-    found = ExitDecay()(scores(torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0]])), replace(rows, groups=groups), {})
+    forced = [(0, 0), (0, 9), (0, 4), (0, 0), (2, 5)]
+    pieces = [segments_of([("policy", start), ("forced", stop - start), ("policy", 10 - stop)]) for start, stop in forced]
+    rows = with_fields(rollouts(torch.ones(5, 1), [0, 0, 0, 1, 1]), token_ids=[(1,) * 10] * 5, segments=pieces)
+    found = ExitDecay()(scores(torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0]])), rows, {})
     assert found.total().tolist() == [0.25, 0.5, 1.0, 1.0, 0.0]
 
 
 def test_experts_count_only_where_few_are_right():
-    rows = rollouts(torch.ones(6, 1), [0, 0, 0, 1, 1, 1])
-    groups = tuple(replace(g, samples=(*g.samples[:2], replace(g.samples[2], role="injected"))) for g in rows.groups)
+    rows = with_fields(rollouts(torch.ones(6, 1), [0, 0, 0, 1, 1, 1]), role=["policy", "policy", "injected"] * 2)
     table = scores(torch.tensor([[1.0], [0.0], [1.0], [1.0], [1.0], [1.0]]))
-    credit = ExpertWhereFew(weight=0.5)(table, replace(rows, groups=groups))
+    credit = ExpertWhereFew(weight=0.5)(table, rows)
     assert credit.keep.tolist() == [True] * 5 + [False]
     assert credit.values[2, 0] == 1.0 and credit.values[0, 0] > 0 > credit.values[1, 0]
 

@@ -17,7 +17,7 @@ from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Reading, Scope
-from tests.support.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed
+from tests.support.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed, weighed_loss
 
 SURROGATES: dict[str, Term] = {
     "reinforce": Reinforce(),
@@ -72,8 +72,7 @@ def test_credit_moves_probability_its_way(name, sign):
     live = torch.tensor([[-0.5, -1.0, -2.0], [-0.3, -1.5, -0.7]], dtype=torch.float64)
     mask = torch.tensor([[True, True, True], [True, True, False]])
     batch = make_batch(mask, torch.tensor([sign, 2 * sign], dtype=torch.float64), {OLD_LOGPROBS: live})
-    algorithm = Algorithm(objective=((1.0, SURROGATES[name]),))
-    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
+    _, gradient = weighed_loss(SURROGATES[name], batch, {LOGPROBS: live})
     assert (gradient[mask] * sign < 0).all(), "descending the gradient must raise log-probs of credited actions"
     assert not gradient[~mask].any()
 
@@ -82,8 +81,7 @@ def test_credit_moves_probability_its_way(name, sign):
 def test_reference_kl_pulls_to_the_reference(kind):
     ref = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
     batch = make_batch(torch.ones(1, 2), torch.zeros(1, dtype=torch.float64), {REF_LOGPROBS: ref})
-    algorithm = Algorithm(objective=((1.0, ReferenceKL(kind)),))
-    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: ref + torch.tensor([[0.5, -0.5]])})
+    _, gradient = weighed_loss(ReferenceKL(kind), batch, {LOGPROBS: ref + torch.tensor([[0.5, -0.5]])})
     assert gradient[0, 0] > 0 > gradient[0, 1]
 
 
@@ -91,7 +89,7 @@ def test_entropy_bonus_raises_entropy():
     batch = make_batch(torch.ones(1, 2), torch.zeros(1, dtype=torch.float64), {})
     algorithm = Algorithm(objective=((0.01, Entropy()),))
     entropy = {ENTROPY: torch.ones(1, 2, dtype=torch.float64)}
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), entropy, with_respect_to=ENTROPY)
+    loss, gradient = weighed_loss(algorithm, batch, entropy, with_respect_to=ENTROPY)
     assert loss == -0.01
     assert gradient.tolist() == [[-0.005, -0.005]]
 
@@ -112,8 +110,7 @@ def test_values_are_finite_whatever_stands_off_the_mask(name, seed):
 def test_distant_policies_stay_finite(name):
     live = torch.tensor([[-300.0, -0.1], [-0.1, -300.0]])
     batch = make_batch(torch.ones(2, 2), torch.tensor([1.0, -1.0]), {OLD_LOGPROBS: live.flip(1)})
-    algorithm = Algorithm(objective=((1.0, SURROGATES[name]),))
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
+    loss, gradient = weighed_loss(SURROGATES[name], batch, {LOGPROBS: live})
     assert loss.isfinite()
     assert gradient.isfinite().all()
 
@@ -156,9 +153,9 @@ def test_permuted_rows_give_the_same_loss(name, seed):
     algorithm = TEXT_PRESETS[name].with_length(7)
     batch, live = random_batch(seed)
     rows = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed + 1))
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), live)
+    loss, gradient = weighed_loss(algorithm, batch, live)
     moved = {reading: x[rows] for reading, x in live.items()}
-    moved_loss, moved_gradient = loss_and_gradient(algorithm, weighed(algorithm, batch.take(rows)), moved)
+    moved_loss, moved_gradient = weighed_loss(algorithm, batch.take(rows), moved)
     torch.testing.assert_close(moved_loss, loss, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(moved_gradient, gradient[rows], atol=1e-12, rtol=1e-12)
 
@@ -179,20 +176,6 @@ def test_means_add_up_to_one(seed):
     batch, _ = random_batch(seed)
     for share in (SequenceMean(), TokenMean()):
         torch.testing.assert_close(share(batch, counts_of(batch)).sum().item(), 1.0)
-
-
-def test_shares_by_hand():
-    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]])
-    batch = make_batch(mask, torch.zeros(3, dtype=torch.float64), {})
-    counts = Counts(rollouts=4, actions=10, groups=2)  # other ranks have two rows and six actions more
-    first = {name: share(batch, counts)[:2, 0].tolist() for name, share in SHARES.items()}
-    assert first == {
-        "sequence_mean": [1 / 12, 1 / 4],
-        "token_mean": [1 / 10, 1 / 10],
-        "fixed_length": [1 / 28, 1 / 28],
-        "sequence_sum": [1 / 4, 1 / 4],
-        "token_sum": [1, 1],
-    }
 
 
 def test_fixed_length_wants_a_length():
@@ -219,7 +202,7 @@ def test_importance_touches_credited_terms_only():
     objective = ((1.0, Clip()), (0.5, ReferenceKL()))
     nothing = Algorithm(objective=objective, importance=(HighEntropy(1e-9), OffPolicyMask(-1e9), Ramp(0.0, first=0.0)))
     alone = Algorithm(objective=objective[1:])
-    expected = loss_and_gradient(alone, weighed(alone, batch), live)
+    expected = weighed_loss(alone, batch, live)
     found = loss_and_gradient(replace(nothing, objective=((0.5, ReferenceKL()),)), weighed(nothing, batch), live)
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y)

@@ -22,7 +22,7 @@ from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
 from mmrl.algorithms.weights.importance import AttentionRhythm, ConflictTokens, SmallTarget
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
-from mmrl.core.protocols import Advantage
+from mmrl.core.protocols import Advantage, Term, Weight
 from mmrl.core.readings import (
     ATTENTION_DISTANCE,
     ATTENTION_INFLUENCE,
@@ -36,17 +36,16 @@ from mmrl.core.readings import (
 )
 from mmrl.core.types import Group, MediaSize, Prompt, Reading, Rollouts, Sample, Turn
 from tests.support.fakes import FakeTextPolicy
-from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed
+from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed_loss, with_fields
 from tests.support.trainers import make_trainer
 
 
 def rows_of(texts: list[str], ids: list[int] | None = None) -> Rollouts:
-    rows = rollouts(torch.ones(len(texts), 2), ids)
-    left = iter(texts)
-    groups = tuple(
-        replace(group, samples=tuple(replace(sample, text=next(left)) for sample in group.samples)) for group in rows.groups
-    )
-    return replace(rows, groups=groups)
+    return with_fields(rollouts(torch.ones(len(texts), 2), ids), text=texts)
+
+
+def of_lengths(*lengths: int) -> Rollouts:
+    return rollouts(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])
 
 
 def values(part: Advantage, rewards: list[float], rows: Rollouts) -> Tensor:
@@ -67,15 +66,13 @@ def test_rewards_beyond_one_are_refused(part: Advantage, said: str):
 
 
 def test_even_halves_with_even_weights_are_half_of_the_plain_difference():
-    rows = replace(rows_of(["a"] * 4), action_mask=torch.arange(4) < torch.tensor([[1], [2], [3], [4]]))
-    rewards = [1.0, 0.0, 0.0, 1.0]
+    rows, rewards = of_lengths(1, 2, 3, 4), [1.0, 0.0, 0.0, 1.0]
     plain = values(GroupNorm(scale="none"), rewards, rows)
     torch.testing.assert_close(values(Halves(), rewards, rows), plain)
 
 
 def test_favour_tells_long_from_short_answers():
-    rows = replace(rows_of(["a"] * 4), action_mask=torch.arange(4) < torch.tensor([[1], [2], [3], [4]]))
-    found = values(Halves(cross=1.0, favour=0.5), [1.0, 1.0, 1.0, 1.0], rows)
+    found = values(Halves(cross=1.0, favour=0.5), [1.0, 1.0, 1.0, 1.0], of_lengths(1, 2, 3, 4))
     assert (found[:2] > 0).all() and (found[2:] < 0).all()
 
 
@@ -105,13 +102,8 @@ def test_a_lone_sample_of_a_stratum_is_compared_with_the_group_alone():
 def test_calls_count_in_all_turns_of_an_episode():
     rows = rows_of(["so 1", "so 2", "so 3", "so 4"])
     turns = [["<tool_call>"], ["<tool_call>", "<tool_call>"], ["<tool_call>"], ["<tool_call>", "<tool_call>"]]
-    (group,) = rows.groups
-    samples = [
-        replace(sample, turns=tuple(Turn(text, (0, 1)) for text in [*own, str(sample.text)]))
-        for sample, own in zip(group.samples, turns, strict=True)
-    ]
-    episodes = replace(rows, groups=(replace(group, samples=tuple(samples)),))
-    found = values(Strata(inside=1.0), [1.0, 0.0, 0.0, 1.0], episodes)
+    said = [[Turn(text, (0, 1)) for text in (*own, f"so {i}")] for i, own in enumerate(turns, 1)]
+    found = values(Strata(inside=1.0), [1.0, 0.0, 0.0, 1.0], with_fields(rows, turns=list(map(tuple, said))))
     assert found.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5), -(0.5**0.5), 0.5**0.5])
 
 
@@ -140,52 +132,46 @@ def test_of_many_sets_a_seeded_draw_is_looked_at():
 
 
 def test_a_group_where_thinking_longer_pays_counts_in_full():
-    part, rows = WhereLengthPays(), rows_of(["a"] * 4)
-    longer = replace(rows, action_mask=torch.arange(4) < torch.tensor([[4], [1], [2], [3]]))
-    shorter = replace(rows, action_mask=torch.arange(4) < torch.tensor([[1], [2], [3], [4]]))
-    rewards = [1.0, 0.0, 0.0, 0.0]
-    torch.testing.assert_close(values(part, rewards, shorter), 0.1 * values(part, rewards, longer))
+    part, rewards = WhereLengthPays(), [1.0, 0.0, 0.0, 0.0]
+    longer, shorter = (values(part, rewards, rows) for rows in (of_lengths(4, 1, 2, 3), of_lengths(1, 2, 3, 4)))
+    torch.testing.assert_close(shorter, 0.1 * longer)
 
 
-def loss(algorithm: Algorithm, live: Tensor, old: Tensor, advantages: Tensor, ids: list[int] | None = None) -> Tensor:
+def loss(
+    term: Term, aggregation: Weight, live: Tensor, old: Tensor, advantages: Tensor, ids: list[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of a term alone, and its gradient."""
     batch = make_batch(torch.ones(live.shape), advantages, {OLD_LOGPROBS: old}, ids)
-    return algorithm.loss(weighed(algorithm, batch), {LOGPROBS: live})[0]
+    return weighed_loss(Algorithm(objective=((1.0, term),), aggregation=aggregation), batch, {LOGPROBS: live})
 
 
 def test_the_hinge_pulls_only_beyond_its_bound():
-    algorithm = Algorithm(objective=((1.0, TrustHinge(beta=10.0, delta=0.1)),), aggregation=TokenMean())
-    old, advantages = torch.zeros(2, 3), torch.zeros(2)
-    near, far = torch.full((2, 3), 0.1), torch.full((2, 3), 1.0)
-    assert loss(algorithm, near, old, advantages) == 0
+    near, far = (
+        loss(TrustHinge(beta=10.0, delta=0.1), TokenMean(), torch.full((2, 3), x), torch.zeros(2, 3), torch.zeros(2))[0]
+        for x in (0.1, 1.0)
+    )
     kl = math.e - 2
-    assert loss(algorithm, far, old, advantages) == pytest.approx(10 * (kl - 0.1) * kl)
+    assert near == 0 and far == pytest.approx(10 * (kl - 0.1) * kl)
 
 
 def test_the_hinge_is_the_same_under_every_aggregation():
     term, old = TrustHinge(beta=10.0, delta=0.01), torch.zeros(4, 3)
     live, advantages = torch.tensor([[0.5], [0.1], [-0.3], [0.9]]).expand(4, 3), torch.zeros(4)
-    first, second = (
-        loss(Algorithm(objective=((1.0, term),), aggregation=aggregation), live, old, advantages, [0, 0, 1, 1])
-        for aggregation in (TokenMean(), GroupSum())
-    )
+    first, second = (loss(term, aggregation, live, old, advantages, [0, 0, 1, 1])[0] for aggregation in (TokenMean(), GroupSum()))
     torch.testing.assert_close(first, second)
 
 
 def test_the_likeliest_wrong_answer_counts_most():
-    term = Discriminative(tau=0.1)
-    algorithm = Algorithm(objective=((1.0, term),), aggregation=GroupSum())
-    live = torch.tensor([[-1.0], [-0.5], [-2.0]], requires_grad=True)
-    loss(algorithm, live, torch.zeros(3, 1), torch.tensor([1.0, -0.5, -0.5])).backward()
-    assert live.grad is not None
-    assert live.grad[0] < 0 < live.grad[2] < live.grad[1]
+    live, advantages = torch.tensor([[-1.0], [-0.5], [-2.0]]), torch.tensor([1.0, -0.5, -0.5])
+    _, pull = loss(Discriminative(tau=0.1), GroupSum(), live, torch.zeros(3, 1), advantages)
+    assert pull[0] < 0 < pull[2] < pull[1]
 
 
 def test_short_needs_a_length():
-    algorithm = Algorithm(objective=((1.0, Discriminative(short=0.1)),), aggregation=GroupSum())
-    live, advantages = torch.zeros(2, 1), torch.tensor([1.0, -1.0])
+    term, live = Discriminative(short=0.1), torch.zeros(2, 1)
     with pytest.raises(ValueError, match="length is not set"):
-        loss(algorithm, live, live, advantages)
-    assert algorithm.with_length(4).objective[0][1] == Discriminative(short=0.1, length=4)
+        loss(term, GroupSum(), live, live, torch.tensor([1.0, -1.0]))
+    assert Algorithm(objective=((1.0, term),)).with_length(4).objective[0][1] == Discriminative(short=0.1, length=4)
 
 
 def test_rec_stops_where_the_ratio_has_gone_far_enough():
@@ -196,21 +182,18 @@ def test_rec_stops_where_the_ratio_has_gone_far_enough():
 
 
 def test_good_answers_that_get_rarer_are_pulled_up():
-    algorithm = Algorithm(objective=((1.0, KeepLikely()),), aggregation=TokenMean())
-    live = torch.tensor([[-2.0], [-2.0]], requires_grad=True)
-    loss(algorithm, live, torch.ones(2, 1) * -1, torch.tensor([1.0, -1.0])).backward()
-    assert live.grad is not None
-    assert live.grad[0] < 0 == live.grad[1]
+    live, advantages = torch.tensor([[-2.0], [-2.0]]), torch.tensor([1.0, -1.0])
+    _, pull = loss(KeepLikely(), TokenMean(), live, torch.ones(2, 1) * -1, advantages)
+    assert pull[0] < 0 == pull[1]
 
 
 def test_at_its_first_update_nft_is_grpo():
     right, rate = torch.tensor([1.0, 0.0, 0.0, 1.0]), 0.5
     advantages = right - rate
-    live, old = torch.full((4, 2), -1.0, requires_grad=True), torch.full((4, 2), -1.0)
-    algorithm = Algorithm(objective=((1.0, NegativeAwareText()),), aggregation=TokenMean())
-    loss(algorithm, live, old, advantages).backward()
+    same = torch.full((4, 2), -1.0)
+    _, pull = loss(NegativeAwareText(), TokenMean(), same, same, advantages)
     z_scores = advantages / math.sqrt(rate * (1 - rate))
-    torch.testing.assert_close(live.grad, -z_scores[:, None].expand(4, 2) / 8)
+    torch.testing.assert_close(pull, -z_scores[:, None].expand(4, 2) / 8)
 
 
 def test_more_samples_are_drawn_until_a_group_is_mixed():
@@ -273,18 +256,16 @@ def test_right_is_what_the_reward_says_and_shared_tokens_divide_an_answers_loss(
     # 1 is shared from the beginning, 3 from the end: 2 tokens in all; the third answer shares nothing
     tokens = [(1, 2, 3), (1, 5, 3), (6, 7, 8)]
     entropy_took_over = torch.tensor([-0.1, -1.2, -1.2])
-    batch = make_batch(torch.ones(3, 3), entropy_took_over, graded([1.0, 0.0, 0.0], 3))
-    (group,) = batch.rollouts.groups
-    samples = tuple(replace(sample, token_ids=ids) for sample, ids in zip(group.samples, tokens, strict=True))
-    batch = replace(batch, rollouts=replace(batch.rollouts, groups=(replace(group, samples=samples),)))
+    rows = with_fields(rollouts(torch.ones(3, 3)), token_ids=tokens)
+    batch = make_batch(rows, entropy_took_over, graded([1.0, 0.0, 0.0], 3))
     (weight,) = PRESETS["gtpo"].importance
     expected = torch.tensor([[2.0, 1, 2], [0, 1, 0], [2, 2, 2]]) / torch.tensor([[2.0], [2], [2]])
     torch.testing.assert_close(weight(batch, counts_of(batch)), expected)
 
 
 def test_few_actions_against_many_are_compared_by_rows_and_their_unbiased_deviation():
-    rows = replace(rows_of(["a"] * 5), action_mask=torch.arange(40) < torch.tensor([[1], [40], [40], [40], [40]]))
-    rewards = [1.0, 0.0, 0.0, 0.0, 0.0]  # over actions 12.6; over rows a mean of .2 and a deviation of sqrt(.8 / 4)
+    rows, rewards = of_lengths(1, 40, 40, 40, 40), [1.0, 0.0, 0.0, 0.0, 0.0]
+    # over actions 12.6; over rows a mean of .2 and a deviation of sqrt(.8 / 4)
     assert float(values(TokenAverage(), rewards, rows)[0]) == pytest.approx(0.8 / math.sqrt(0.2), rel=1e-5)  # 1.789
     even = values(TokenAverage(), rewards, rows_of(["a"] * 5))
     assert float(even[0]) == pytest.approx(0.8 / 0.4, rel=1e-5), "actions: the biased one"
@@ -354,14 +335,9 @@ def test_only_credit_is_amplified_and_only_where_tokens_are():
 
 @pytest.mark.parametrize(("share", "kappa"), [(0.01, 1.0), (0.0025, 2.0), (0.0001, 2.0), (0.02, 2**-0.5), (0.5, 0.5)])
 def test_a_small_target_weighs_more(share: float, kappa: float):
-    mask = torch.ones(2, 2, dtype=torch.bool)
-    batch = make_batch(mask, torch.ones(2), {})
-    [group] = batch.rollouts.groups
-    side = 100 * share**0.5
+    rows, side = with_fields(rollouts(torch.ones(2, 2)), media_sizes=[(MediaSize(200, 100, 56, 28),)] * 2), 100 * share**0.5
     prompt = Prompt("p", answer=(Box(10, 10, 10 + 2 * side, 10 + side, "pixel"),))
-    samples = tuple(replace(sample, media_sizes=(MediaSize(200, 100, 56, 28),)) for sample in group.samples)
-    group = replace(group, prompt=prompt, samples=samples)
-    batch = replace(batch, rollouts=replace(batch.rollouts, groups=(group,)))
+    batch = make_batch(replace(rows, groups=(replace(rows.groups[0], prompt=prompt),)), torch.ones(2), {})
     torch.testing.assert_close(SmallTarget()(batch, counts_of(batch)), torch.full((2, 2), kappa))
 
 

@@ -12,7 +12,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.planners.base import DynamicSampling, Once
 from mmrl.algorithms.planners.begun import Wordings
 from mmrl.algorithms.planners.extra_samples import Heat
-from mmrl.algorithms.planners.segments import BranchWhereUnsure, is_begun_again, turn_entropy
+from mmrl.algorithms.planners.segments import BranchWhereUnsure
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.shaping.reference import Agreement, agreement
@@ -238,12 +238,6 @@ def test_a_broken_episode_does_not_branch():
     play.planner.inspect(found)
     [request] = play.planner.revise(found.groups, scores_of(found), found.group_ids, 1, 0).requests
     assert request.written is None and request.count == SIZE // 2
-
-
-def test_the_rule_of_the_paper():
-    assert turn_entropy([1.0, 2.0], 1000) == pytest.approx(3 / math.log(1000))
-    assert is_begun_again(0.5, 0.0, 0.0) and not is_begun_again(0.51, 0.0, 0.0)
-    assert is_begun_again(0.51, 0.0, 0.1) and not is_begun_again(0.5, 0.1, 0.0)
 
 
 def test_shared_turns_train_on_the_advantages_of_all_that_share_them():

@@ -15,7 +15,7 @@ import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.ema_decay import RampDecay, SteadyDecay, WarmDecay
+from mmrl.algorithms.ema_decay import SteadyDecay
 from mmrl.algorithms.objectives.flow import RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching
 from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL
@@ -267,24 +267,6 @@ def test_terms_say_how_far_a_batch_may_be_cut(term: Term, scope: Scope):
 )
 def test_planners_say_how_often_they_sample(planner: Planner, rounds: int):
     assert planner.max_rounds == rounds
-
-
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    # slope (s - flat) = 0.01 (s - 5), at most 0.2, and 0 before
-    [(0, 0.0), (5, 0.0), (6, 0.01), (15, 0.1), (25, 0.2), (26, 0.2), (1000, 0.2)],
-)
-def test_a_ramp_rises_after_the_flat_steps_up_to_its_most(step: int, expected: float):
-    assert RampDecay(flat=5, slope=0.01, most=0.2)(step) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    # (1 + s) / (10 + s) at every fourth step, at most 0.5
-    [(0, 1.0), (2, 1.0), (3, 4 / 13), (4, 1.0), (7, 8 / 17), (11, 0.5)],
-)
-def test_a_warm_average_moves_at_every_so_many_steps(step: int, expected: float):
-    assert WarmDecay(most=0.5, every=4)(step) == pytest.approx(expected)
 
 
 def test_a_steady_one_is_a_share():

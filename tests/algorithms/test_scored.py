@@ -24,7 +24,7 @@ from mmrl.app.run.build import build
 from mmrl.core.readings import OLD_VALUE, REWARD, VALUE
 from mmrl.core.types import Batch, Prompt, Reading, Rollouts
 from mmrl.training.trainer import Trainer
-from tests.support.rows import loss_and_gradient, make_batch, rollouts, scores, weighed
+from tests.support.rows import make_batch, rollouts, scores, weighed_loss
 
 LOOKS, TEXT = Reading("score/looks"), Reading("score/text")
 AXES = ("looks", "text")
@@ -36,18 +36,15 @@ LIVE = {
 
 def pairs(*columns: dict[str, object]) -> Batch:
     """Two pairs, of which the second speaks of another axis and has a margin, unless `columns` say otherwise."""
-    batch = make_batch(torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]]), torch.tensor([1.0, -1.0, 1.0, -1.0]), {}, [4, 4, 7, 7])
+    rows = rollouts(torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]]), [4, 4, 7, 7])
     said = columns or ({}, {"axis": "text", "margin": 0.4})
-    groups = tuple(
-        replace(group, prompt=Prompt(str(group.id), "", columns=own))
-        for group, own in zip(batch.rollouts.groups, said, strict=True)
-    )
-    return replace(batch, rollouts=replace(batch.rollouts, groups=groups))
+    groups = [replace(group, prompt=Prompt("p", columns=own)) for group, own in zip(rows.groups, said, strict=True)]
+    return make_batch(replace(rows, groups=tuple(groups)), torch.tensor([1.0, -1.0, 1.0, -1.0]), {})
 
 
 def loss_of(term: PairScores | Ratings, batch: Batch, of: Reading = LOOKS) -> tuple[float, torch.Tensor]:
     algorithm = Algorithm(((1.0, term),), aggregation=KINDS["scores"].aggregation)
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), LIVE, of)
+    loss, gradient = weighed_loss(algorithm, batch, LIVE, of)
     return loss.item(), gradient.sum(1)
 
 
@@ -159,9 +156,9 @@ def test_the_head_learns_from_rows_that_ended():
     algorithm = Algorithm(((0.5, ValueFit(gamma=0.9)),), aggregation=TokenMean())
     mask, ones = MASK.bool(), torch.ones(MASK.shape, dtype=torch.float64)
     rows = rollouts(mask, truncated=CUT)
-    batch = weighed(algorithm, Batch(rows, ones, ones, ones, {REWARD: TOTALS[:, None].expand(MASK.shape)}))
+    batch = make_batch(rows, ones, {REWARD: TOTALS[:, None].expand(MASK.shape)})
     values = torch.rand(MASK.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    loss, gradient = loss_and_gradient(algorithm, batch, {VALUE: values}, VALUE)
+    loss, gradient = weighed_loss(algorithm, batch, {VALUE: values}, VALUE)
     expected, count = 0.0, int(mask.sum())
     for i in (0, 2):
         places = mask[i].nonzero()[:, 0].tolist()

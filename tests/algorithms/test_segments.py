@@ -16,6 +16,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.advantages.segments import SegmentGains
 from mmrl.algorithms.advantages.tree import PrefixValues, TreeValues, names_of, prefixes
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.segments import SegmentValues, TreeBranches
 from mmrl.algorithms.presets import PRESETS
@@ -26,9 +27,7 @@ from mmrl.core.types import Credit, Group, Prompt, Rollouts, Sample
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.flow.test_learning import small
-from tests.support import flow_fakes
-from tests.support.flow_fakes import FakeFlowPolicy
-from tests.support.rows import FEW, Nothing, rollouts, scores
+from tests.support.rows import FEW, Nothing, of_samples, rollouts, scores, with_fields
 from tests.support.trainers import make_trainer, weights
 
 PLANNER = SegmentValues(interval=2, continuations=3)
@@ -97,14 +96,8 @@ def test_a_failed_reward_leaves_its_continuation_out():
 
 
 def with_values(rows: Rollouts, probabilities: list[list[float]], values: tuple[tuple[int, float], ...]) -> Rollouts:
-    (group,) = rows.groups
-    samples = tuple(
-        replace(one, token_ids=(1,) * len(row), segments=(), values=values)
-        for one, row in zip(group.samples, probabilities, strict=True)
-    )
-    return replace(
-        rows, groups=(replace(group, samples=samples),), recorded={ROLLOUT_LOGPROBS: torch.tensor(probabilities).log()}
-    )
+    rows = with_fields(rows, token_ids=[(1,) * len(row) for row in probabilities], values=[values] * len(probabilities))
+    return replace(rows, recorded={ROLLOUT_LOGPROBS: torch.tensor(probabilities).log()})
 
 
 def test_each_segment_has_its_own_advantage_and_sure_tokens_leave():
@@ -130,16 +123,17 @@ def test_sure_tokens_leave_the_count():
     assert torch.equal(credit.mask & rows.action_mask, unsure & rows.action_mask) and bool((~unsure & rows.action_mask).any())
 
 
-def test_without_continuations_there_is_nothing_to_credit():
-    with pytest.raises(ValueError, match=r"SegmentGains finds no values.*algorithm\.planner\.kind = 'SegmentValues'"):
-        make_trainer(replace(PRESETS["spo_segment"], planner=Once())).step()
-
-
-def test_pictures_have_no_segments():
-    flow = replace(PRESETS["flow_grpo"], planner=SegmentValues())
-    trainer = make_trainer(flow, flow_fakes.nearness, policy=FakeFlowPolicy())
-    with pytest.raises(ValueError, match="take a text policy"):
-        trainer.collect()
+@pytest.mark.parametrize(
+    ("algorithm", "told"),
+    [
+        (replace(PRESETS["spo_segment"], planner=Once()), r"SegmentGains finds no values.*planner\.kind = 'SegmentValues'"),
+        (replace(PRESETS["flow_grpo"], planner=SegmentValues()), "take a text policy"),
+        (replace(PRESETS["flow_grpo"], advantage=PrefixValues()), r"told by their tokens.*take a text policy"),
+    ],
+)
+def test_without_continuations_and_without_tokens_there_is_nothing_to_credit(algorithm: Algorithm, told: str):
+    with pytest.raises(ValueError, match=told):
+        make_trainer(algorithm).step()
 
 
 def played(key: str, *tokens: int) -> Sample:
@@ -156,13 +150,8 @@ def test_pictures_of_equal_tokens_part_episodes():
     assert len({path[1] for path in paths[1:]}) == 4 and len({path[0] for path in paths}) == 1
 
 
-def of_samples(*samples: Sample) -> Any:
-    rows = rollouts(torch.ones(len(samples), 3))
-    return replace(rows, groups=(replace(rows.groups[0], samples=samples),))
-
-
 def test_a_branched_turn_is_compared_with_its_siblings():
-    rows = of_samples(played("x", 1, 9, 2), played("x", 1, 9, 3), played("y", 1, 9, 2))
+    rows = of_samples(played("x", 1, 9, 2), played("x", 1, 9, 3), played("y", 1, 9, 2), width=3)
     found = PrefixValues(eps=0.0)(scores(torch.tensor([[1.0], [0.0], [0.0]])), rows).values
     # mean 1/3, deviation sqrt(1/3); V: 1/2 behind the answer x, which the first row alone lifts to 1
     assert (found * (1 / 3) ** 0.5)[0].tolist() == pytest.approx([2 / 3, 2 / 3 + 1 / 6, 2 / 3 + 1 / 2])
@@ -173,7 +162,7 @@ def test_a_branched_turn_is_compared_with_its_siblings():
 
 @pytest.mark.parametrize("part", [PrefixValues(), TreeValues()])
 def test_rows_without_a_reward_and_groups_of_equal_ones_get_nothing(part: Any):
-    rows = of_samples(*(played("x", 1, 9, token) for token in (2, 3, 4)))
+    rows = of_samples(*(played("x", 1, 9, token) for token in (2, 3, 4)), width=3)
     found = part(scores(torch.tensor([[1.0], [float("nan")], [1.0]])), rows)
     assert found.keep.tolist() == [True, False, True] and not found.values.any()
 
@@ -200,17 +189,11 @@ def test_the_branches_of_a_tree_go_on_from_its_least_likely_tokens_and_train_beh
 
 
 def test_where_nothing_is_shared_tempo_is_grpo():
-    rows = of_samples(*(Sample("x", (token, 5, 6)) for token in (1, 2, 3)))
+    rows = of_samples(*(Sample("x", (token, 5, 6)) for token in (1, 2, 3)), width=3)
     rewards = scores(torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64))
     plain, found = GroupNorm(eps=1e-6)(rewards, rows).values, PrefixValues(eps=1e-6)(rewards, rows).values
     torch.testing.assert_close(found[:, 1:], plain[:, 1:])
     assert (found[:, 0] != plain[:, 0]).all(), "the first token is where they part"
-
-
-def test_samples_without_tokens_are_refused():
-    flow = replace(PRESETS["flow_grpo"], advantage=PrefixValues())
-    with pytest.raises(ValueError, match=r"told by their tokens.*take a text policy"):
-        make_trainer(flow, policy=FakeFlowPolicy()).step()
 
 
 Step = Sequence[tuple[str, float]]
@@ -250,18 +233,6 @@ def slow(steps: Sequence[Step], size: int, least: int, eps: float) -> list[list[
             own.append((reward - statistics.fmean(seen)) / (spread + eps) if spread > 1e-6 else 0.0)
         answers.append(own)
     return answers
-
-
-def test_by_hand():
-    part = PromptHistory(size=3, least=3, eps=0.0, clip=None)
-    assert credit(part, [("cat", 1.0), ("cat", 3.0)]).values[:, 0].tolist() == [-1.0, 1.0], "two rewards: the step's 1 and 3"
-    # the cat's 1, 3 and 5 have mean 3 and deviation sqrt(8 / 3); the dog's one is compared with 5 and 9
-    found = credit(part, [("cat", 5.0), ("dog", 9.0)]).values
-    torch.testing.assert_close(found[:, 0].tolist(), [2 / (8 / 3) ** 0.5, 1.0])
-    assert found[:, 0].tolist() == found[:, 1].tolist()
-    assert part.rewards == {"cat": [1.0, 3.0, 5.0], "dog": [9.0]}
-    credit(part, [("cat", 7.0)])
-    assert part.rewards["cat"] == [3.0, 5.0, 7.0], "the oldest goes"
 
 
 @pytest.mark.parametrize(("size", "least"), [(4, 2), (3, 3), (16, 16)])

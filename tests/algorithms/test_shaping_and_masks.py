@@ -12,8 +12,8 @@ from mmrl.algorithms.shaping.combine import Gate, Minimum, Unlikeliness
 from mmrl.algorithms.shaping.thinking import OverlongPenalty
 from mmrl.algorithms.weights.importance import Difficulty
 from mmrl.core.readings import OLD_LOGPROBS
-from mmrl.core.types import Prompt, Status
-from tests.support.rows import counts_of, make_batch, rollouts, scores
+from mmrl.core.types import Status
+from tests.support.rows import counts_of, make_batch, rollouts, scores, with_columns
 
 
 def test_overlong_penalty_is_a_reward_of_its_own():
@@ -44,13 +44,9 @@ def test_truncated_rows_do_not_train():
 
 
 def test_difficulty_is_a_column_of_the_prompt():
-    batch = make_batch(torch.ones(3, 2), torch.zeros(3), {}, [1, 0, 1])
-    groups = tuple(
-        replace(group, prompt=Prompt(f"p{group.id}", columns={"difficulty": 1 + group.id})) for group in batch.rollouts.groups
-    )
-    batch = replace(batch, rollouts=replace(batch.rollouts, groups=groups))
+    batch = make_batch(with_columns(rollouts(torch.ones(3, 2), [1, 0, 1]), difficulty=[2, 1]), torch.zeros(3), {})
     assert Difficulty()(batch, counts_of(batch)).tolist() == [[2, 2], [1, 1], [2, 2]]
-    with pytest.raises(ValueError, match=r"prompt 'p1' has None in column 'size'.*name another column"):
+    with pytest.raises(ValueError, match=r"prompt '1' has None in column 'size'.*name another column"):
         Difficulty("size")(batch, counts_of(batch))
 
 

@@ -14,7 +14,7 @@ from mmrl.algorithms.objectives.given import Preference
 from mmrl.algorithms.planners.taught import Pairs, PartlyTaught, Taught
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Prompt, Request
-from tests.support.rows import loss_and_gradient, make_batch, rollouts, scores, weighed
+from tests.support.rows import make_batch, rollouts, scores, weighed_loss, with_columns
 
 PROMPT = Prompt("p", "which?", answer="(3,4)", columns={"completion": "<think>Left.</think>(3,4)", "number": 7})
 
@@ -107,11 +107,8 @@ def test_pairs_that_contradict_each_other_are_refused():
 def loss_of(term: Preference, live: torch.Tensor, margin: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Of one pair of two tokens and one, whose prompt has the column `margin`."""
     algorithm = Algorithm(((1.0, term),), aggregation=KINDS["dpo"].aggregation)
-    mask, ref = torch.tensor([[1, 1], [1, 0]]), torch.tensor([[-0.5, -1.0], [-2.0, 9.0]])
-    batch = weighed(algorithm, make_batch(mask, torch.tensor([1.0, -1.0]), {REF_LOGPROBS: ref}))
-    groups = tuple(replace(group, prompt=replace(group.prompt, columns={"margin": margin})) for group in batch.rollouts.groups)
-    batch = replace(batch, rollouts=replace(batch.rollouts, groups=groups))
-    return loss_and_gradient(algorithm, batch, {LOGPROBS: live})
+    rows, ref = with_columns(rollouts(torch.tensor([[1, 1], [1, 0]])), margin=[margin]), torch.tensor([[-0.5, -1.0], [-2.0, 9.0]])
+    return weighed_loss(algorithm, make_batch(rows, torch.tensor([1.0, -1.0]), {REF_LOGPROBS: ref}), {LOGPROBS: live})
 
 
 def test_smoothing_is_the_mixture_of_a_pair_and_itself_turned_over():

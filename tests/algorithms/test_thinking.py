@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrl.algorithms.advantages.group import BySign, GroupNorm
-from mmrl.algorithms.advantages.segments import AboveReference, BudgetRelative, WithinBudgets
+from mmrl.algorithms.advantages.segments import BudgetRelative, WithinBudgets
 from mmrl.algorithms.beside import part_numbers, thought_of
 from mmrl.algorithms.objectives.surrogates import EvenStart
 from mmrl.algorithms.planners.base import DynamicSampling, Once
@@ -18,7 +18,7 @@ from mmrl.algorithms.weights.aggregate import FirstApart
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Sample
 from tests.support.flow_fakes import FakeFlowPolicy
-from tests.support.rows import counts_of, make_batch, rollouts, scores
+from tests.support.rows import make_batch, of_samples, rollouts, scores, with_columns
 from tests.support.trainers import make_trainer
 
 BEGUN = ThinkOrNot("d", "ab")
@@ -81,16 +81,12 @@ def test_what_does_not_go_together_is_refused(algorithm: Any, told: str):
         (lambda: BudgetRelative(discount=1e200), r"BudgetRelative.discount is 1e\+200: it must be above 0 and at most 1000"),
         (lambda: ModePays(short=""), "ModePays.short and ModePays.think begin"),
         (lambda: LengthBudget(hard=1.0, medium=2.0), r"LengthBudget.medium is 2, above hard = 1"),
+        (lambda: PRESETS["thinkless"].with_length(1), "max_new_tokens is 1: raise it"),
     ],
 )
 def test_parts_that_would_do_nothing_or_overflow_are_refused(made: Any, told: str):
     with pytest.raises(ValueError, match=told):
         made()
-
-
-def test_one_token_has_no_later_ones():
-    with pytest.raises(ValueError, match="max_new_tokens is 1: raise it"):
-        PRESETS["thinkless"].with_length(1)
     assert FirstApart().with_length(2) == FirstApart()
 
 
@@ -148,13 +144,8 @@ def test_answers_that_end_no_thought_are_refused():
     assert planner.look([cut], {0: [0.0, 1.0]}, 0).requests
 
 
-def of(*samples: Sample, group: int = 0) -> Any:
-    rows = rollouts(torch.ones(len(samples), 1))
-    return replace(rows, groups=(replace(rows.groups[0], samples=samples),))
-
-
 def test_wrong_answers_gain_nothing_by_being_short_and_a_failed_reward_stays_out():
-    rows = of(*(Sample("", (7,) * length) for length in (2, 4, 6, 2)))
+    rows = of_samples(*(Sample("", (7,) * length) for length in (2, 4, 6, 2)))
     values = scores(torch.tensor([[1.0], [1.0], [1.0], [0.0]]))
     assert ShorterIsBetter(1.0)(values, rows, {}).values[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0]
     failed = scores(torch.tensor([[1.0], [float("nan")], [1.0], [0.0]]), failed=torch.tensor([[False], [True], [False], [False]]))
@@ -165,7 +156,9 @@ def test_wrong_answers_gain_nothing_by_being_short_and_a_failed_reward_stays_out
 
 
 def test_budgets_pay_for_an_end_mark_and_nothing_beyond_the_longest():
-    rows = of(*(Sample(text, (7,) * length) for text, length in (("</think>", 5), ("", 5), ("</think>", 11), ("</think>", 10))))
+    rows = of_samples(
+        *(Sample(text, (7,) * length) for text, length in (("</think>", 5), ("", 5), ("</think>", 11), ("</think>", 10)))
+    )
     part = BudgetReward((0.5, 1.0), length=10)
     found = part(scores(torch.ones(4, 1)), rows, {}).total().tolist()
     # 5 of a budget of 5: 4 cos(pi/4); no mark: -1; longer than the longest: 0; 10 of 10: min(0, 0)
@@ -173,17 +166,10 @@ def test_budgets_pay_for_an_end_mark_and_nothing_beyond_the_longest():
 
 
 def test_budgets_without_scored_samples_get_nothing():
-    rows = of(*(Sample("", (7,)) for _ in range(4)))
+    rows = of_samples(*(Sample("", (7,)) for _ in range(4)))
     values = scores(torch.tensor([[1.0], [float("nan")], [0.0], [0.0]]))
     credit = WithinBudgets((0.5, 1.0))(values, rows)
     assert credit.keep.tolist() == [True, False, True, True] and credit.values.isfinite().all() and not credit.values[1].any()
-
-
-def test_the_first_token_keeps_its_say():
-    mask = torch.tensor([[True, True, True], [True, True, False]])
-    batch = make_batch(mask, torch.ones(2), {})
-    found = FirstApart(alpha=0.5)(batch, counts_of(batch))
-    torch.testing.assert_close(found, torch.tensor([[0.25, 1 / 3, 1 / 3], [0.25, 1 / 3, 0.0]]))
 
 
 def test_a_beginning_counts_as_drawn_at_its_share():
@@ -196,20 +182,13 @@ def test_a_beginning_counts_as_drawn_at_its_share():
     torch.testing.assert_close(values, -torch.ones(2, 2))
 
 
-def test_above_the_reference_both_halves_may_gain():
-    rows = of(Sample("", (7,)), Sample("", (7,)))
-    rows = replace(rows, groups=(replace(rows.groups[0], prompt=Prompt("0", columns={"reference_accuracy": 0.25})),))
-    assert AboveReference(delta=0.125)(scores(torch.ones(2, 1)), rows).values[:, 0].tolist() == [0.875, 0.75]
-
-
 def test_signs_leave_rows_without_a_reward_out():
     credit = BySign(1.0, 0.0)(scores(torch.tensor([[1.0], [float("nan")], [0.0]])), rollouts(torch.ones(3, 1)))
     assert credit.keep.tolist() == [True, False, False] and credit.values[:, 0].tolist() == [1, 0, 0]
 
 
 def asked(difficulty: float, words: int) -> Any:
-    rows = of(Sample("w " * words, (7,) * 3))
-    return replace(rows, groups=(replace(rows.groups[0], prompt=Prompt("0", columns={"difficulty": difficulty})),))
+    return with_columns(of_samples(Sample("w " * words, (7,) * 3)), difficulty=[difficulty])
 
 
 def test_only_what_is_beyond_a_prompts_budget_costs():

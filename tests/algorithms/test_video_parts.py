@@ -15,12 +15,11 @@ from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
 from mmrl.algorithms.presets.video import papo, t_grpo
 from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
 from mmrl.algorithms.views import Degrade, MaskPatches, ShuffleFrames, column
-from mmrl.algorithms.weights.importance import GroupDivergence
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
+from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Group, Prompt, Reading, Sample, Status, Video
 from tests.support.fakes import FakeTextPolicy
-from tests.support.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
+from tests.support.rows import make_batch, rollouts, scores, weighed_loss, with_fields
 
 CLIP = Video("a.mp4", fps=2.0)
 
@@ -81,14 +80,6 @@ def test_views_are_named_by_the_parts_that_need_them():
 # weights and terms
 
 
-def test_weights_rise_with_the_divergence():
-    frozen = {GROUP_DIVERGENCE: torch.tensor([[0.0, 3.0, 1.5], [0.0, 0.0, 0.0]])}
-    batch = make_batch(torch.ones(2, 3), torch.zeros(2), frozen, [0, 1])
-    found = GroupDivergence(alpha=1.4)(batch, counts_of(batch))
-    torch.testing.assert_close(found, torch.tensor([[1.0, 1.4, 1.2], [1.0, 1.0, 1.0]]))
-    assert (GroupDivergence(alpha=1.0)(batch, counts_of(batch)) == 1).all()
-
-
 def test_group_readings_are_not_for_moving_weights():
     class Live(Surprise):
         @property
@@ -100,9 +91,8 @@ def test_group_readings_are_not_for_moving_weights():
 
 
 def regressed(live: torch.Tensor, advantages: torch.Tensor, ids: list[int], mask: torch.Tensor, **settings):
-    algorithm = Algorithm(objective=((1.0, AdvantageRegression(**settings)),))
     batch = make_batch(mask, advantages, {OLD_LOGPROBS: torch.full_like(live, -1.0)}, ids)
-    return loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
+    return weighed_loss(AdvantageRegression(**settings), batch, {LOGPROBS: live})
 
 
 def test_regression_is_policy_gradient_where_a_step_starts():
@@ -138,12 +128,10 @@ def test_perception_raises_what_pictures_make_likelier():
     live, masked = torch.tensor([[-1.0, -1.0, -1.0]]), torch.tensor([[-2.0, -0.5, torch.nan]])
     mask = torch.tensor([[True, True, False]])
     batch = make_batch(mask, torch.zeros(1), {MASKED_LOGPROBS: masked})
-    algorithm = Algorithm(objective=((0.01, Perception()),))
-    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
+    _, gradient = weighed_loss(Algorithm(objective=((0.01, Perception()),)), batch, {LOGPROBS: live})
     assert gradient[0, 0] < 0 < gradient[0, 1]
     assert gradient[0, 2] == 0
-    sure = Algorithm(objective=((0.03, Surprise()),))
-    _, gradient = loss_and_gradient(sure, weighed(sure, batch), {LOGPROBS: live})
+    _, gradient = weighed_loss(Algorithm(objective=((0.03, Surprise()),)), batch, {LOGPROBS: live})
     torch.testing.assert_close(gradient, torch.tensor([[-0.015, -0.015, 0.0]]))
 
 
@@ -190,10 +178,7 @@ def test_soft_rewards_take_the_place_of_the_reward():
 
 
 def test_anchored_credit_does_not_lower_the_policys_own():
-    rows = rollouts(torch.ones(4, 1))
-    [group] = rows.groups
-    samples = (*group.samples[:3], replace(group.samples[3], role="injected"))
-    rows = replace(rows, groups=(replace(group, samples=samples),))
+    rows = with_fields(rollouts(torch.ones(4, 1)), role=["policy", "policy", "policy", "injected"])
     values = AnchoredNorm(anchor=2.0)(scores(torch.tensor([[0.0], [1.0], [2.0], [50.0]])), rows).values[:, 0]
     torch.testing.assert_close(values, torch.tensor([-1.0, 0.0, 1.0, 2.0]), atol=1e-5, rtol=0)
     same = AnchoredNorm()(scores(torch.tensor([[1.0], [1.0], [1.0], [50.0]])), rows).values

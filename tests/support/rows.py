@@ -46,6 +46,12 @@ def rollouts(mask: Tensor, group_ids: Sequence[int] | None = None, truncated: Se
     return Rollouts(groups, torch.tensor(ids), torch.tensor(sample_ids), mask.bool(), Nothing())
 
 
+def of_samples(*samples: Sample, width: int = 1) -> Rollouts:
+    """One group of these samples."""
+    rows = rollouts(torch.ones(len(samples), width))
+    return replace(rows, groups=(replace(rows.groups[0], samples=samples),))
+
+
 def with_fields(rows: Rollouts, **fields: Sequence[Any]) -> Rollouts:
     """The rows, whose samples have these fields: of each a list, group after group."""
     names, left = list(fields), iter(zip(*fields.values(), strict=True))
