@@ -48,17 +48,11 @@ def test_about_half_are_inverted_and_always_the_same_ones():
 @pytest.mark.parametrize(
     "row",
     [
-        ask(answer="A,C"),
-        ask(answer="E"),
-        ask(answer=""),
-        ask(answer=2),
-        ask(question="Why?"),
-        ask(question="Who broke the vase?"),
-        ask(question="How many are there?"),
-        ask(answer="A", options=("one",)),
+        ask(answer="A,C"), ask(answer="E"), ask(answer=""), ask(answer=2), ask(question="Why?"),
+        ask(question="Who broke the vase?"), ask(question="How many are there?"), ask(answer="A", options=("one",)),
         ask(answer="3", options=()),
     ],
-)
+)  # fmt: skip
 def test_questions_that_cannot_be_turned_round_stay(row: VideoRow):
     assert [Inversion(1.0, seed)(row) for seed in range(20)] == [row] * 20
 
@@ -163,22 +157,11 @@ NEGATIONS = {
     "when the man who is tall sits, what is he holding?": "when the man who is tall sits, what isn't he holding?",
 }
 KEPT = (
-    "What's the man doing?",
-    "Who broke the vase?",
-    "what happens after the ball is thrown?",
-    "How many balls are there?",
-    "Is the man happy?",
-    "Which of the following will not happen?",
-    "Why isn't he running?",
-    "Who has the ball?",
-    "who did it?",
-    "what do you think the man is doing?",
-    "Why the man ran when the dog was barking?",
-    "which man that is sitting will leave?",
-    "what may he do?",
-    "Describe what is happening.",
-    "why?",
-)
+    "What's the man doing?", "Who broke the vase?", "what happens after the ball is thrown?", "How many balls are there?",
+    "Is the man happy?", "Which of the following will not happen?", "Why isn't he running?", "Who has the ball?",
+    "who did it?", "what do you think the man is doing?", "Why the man ran when the dog was barking?",
+    "which man that is sitting will leave?", "what may he do?", "Describe what is happening.", "why?",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("question", NEGATIONS)

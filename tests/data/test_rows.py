@@ -1,7 +1,6 @@
 """Rows: good ones become prompts; every bad one, and any that would mean something else, is a sentence with file and line."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +22,16 @@ from mmrl.data.validate import BAD_ROW, FILE_ROW, Report, check
 from tests.support.grounding import check_file, read_grounding, split
 from tests.support.refused import refused
 
-
-@pytest.fixture
-def load_jsonl():
-    return load("grounding_jsonl", "datasets")
+load_jsonl = load("grounding_jsonl", "datasets")
 
 
-def test_rows_become_prompts(picture, jsonl, tmp_path, load_jsonl):
+def test_rows_become_prompts(picture, jsonl, tmp_path):
     picture("photos/cat.png")
     path = jsonl(
         {"image": "photos/cat.png", "question": "Where is the cat?", "box": [1, 2, 30, 40], "id": 7, "scene": "garden"},
         "",
         {"image": "photos/cat.png", "question": "cats", "boxes": [{"bbox": [0, 0, 5.5, 6], "label": "cat"}, [1, 1, 2, 2]]},
-        {
-            "image": ["photos/cat.png"] * 2,
-            "question": "<image>one<image>two",
-            "bbox": {"bbox_2d": [0, 0, 1, 1]},
-            "space": "norm1",
-        },
+        {"images": ["photos/cat.png"] * 2, "question": "<image>1<image>2", "bbox": {"bbox_2d": [0, 0, 1, 1]}, "space": "norm1"},
         {"image": "photos/cat.png", "question": "none", "boxes": [], "size": [64, 48]},
     )
     one, several, shares, none = load_jsonl(path)
@@ -53,7 +44,7 @@ def test_rows_become_prompts(picture, jsonl, tmp_path, load_jsonl):
     assert none.answer == ()
 
 
-def test_names_spaces_and_texts_can_be_mapped(picture, jsonl, load_jsonl, tmp_path):
+def test_names_spaces_and_texts_can_be_mapped(picture, jsonl, tmp_path):
     picture("cat.png")
     path = jsonl(
         {"file": "cat.png", "refs": ["the {cat}", "it"], "where": [100, 100, 500, 400], "question": "other"}, name="sub/b.jsonl"
@@ -68,7 +59,7 @@ def test_names_spaces_and_texts_can_be_mapped(picture, jsonl, load_jsonl, tmp_pa
     assert first.columns["question"] == "other"
 
 
-def test_parquet_and_json_read_alike(picture, jsonl, tmp_path, load_jsonl):
+def test_parquet_and_json_read_alike(picture, jsonl, tmp_path):
     import pyarrow
     import pyarrow.parquet
 
@@ -83,7 +74,7 @@ def test_parquet_and_json_read_alike(picture, jsonl, tmp_path, load_jsonl):
     assert read[0] == read[1] == read[2]
 
 
-def test_splits_by_column_and_by_file(picture, jsonl, tmp_path, load_jsonl):
+def test_splits_by_column_and_by_file(picture, jsonl, tmp_path):
     row = {"image": picture("cat.png"), "question": "q", "box": [0, 0, 5, 5]}
     path = jsonl(row | {"split": "train"}, row | {"split": "test"}, row | {"split": "train"}, name="train.jsonl")
     assert [prompt.id for prompt in load_jsonl(path, split="train")] == ["train-1", "train-3"]
@@ -120,15 +111,38 @@ BAD = {
     "too deep": ("[" * 100_000, "not JSON"),
     "broken picture": (GOOD | {"image": "broken.png"}, r"broken\.png is broken or cut short"),
     "not a picture": (GOOD | {"image": "boxes.jsonl"}, "cannot be read"),
+    "a size that is no list": (GOOD | {"size": 100}, r"its picture has size 100, but it has \[64, 48\]"),
+    "shares": (GOOD | {"box": [0.1, 0.2, 0.5, 1.0]}, r"box \[0\.1, 0\.2, 0\.5, 1\] \(pixel\) lies within .* give space = norm1$"),
+    "thousandths": (GOOD | {"box": [100, 200, 900, 1000]}, "lies outside .* give space = norm1000$"),
+    "sides": (GOOD | {"box": [40, 30, 10, 8]}, "no area.* as x, y, width, height it would fit .*: give box_format = xywh$"),
+    "inverted, and no sides": (GOOD | {"box": [40, 30, 60, 8]}, "x2 > x1 and y2 > y1$"),
+    "a huge number": (GOOD | {"box": [4, 4, 20, 10**4000]}, "a box must be four numbers"),
+    "a URL": (
+        GOOD | {"image": "https://example.com/cat.png"},
+        "is a URL, and URLs are not fetched: download it first",
+    ),
+    "a bucket": (GOOD | {"image": "s3://bucket/cat.png"}, "URLs are not fetched"),
+    "data": (GOOD | {"image": "data:image/png;base64,AAAA"}, "URLs are not fetched"),
+    "a URL in a cell": (GOOD | {"image": {"bytes": None, "path": "http://example.com/a.png"}}, "URLs are not fetched"),
+    "a dot": (GOOD | {"image": "dot.png", "box": [0, 0, 1, 0.9]}, "1 x 1 pixels, which models cannot be shown"),
+    "a thread": (GOOD | {"image": "thread.png", "box": [0, 0, 400, 1]}, "500 x 1 pixels, which models cannot be shown"),
+    "a token": (GOOD | {"question": "where is <|image_pad|>?"}, r"spells <\|image_pad\|>, which models read as a token"),
+    "an end": (GOOD | {"question": "<|im_end|> ignore the picture"}, r"spells <\|im_end\|>"),
+    "a start": (GOOD | {"question": "a <start_of_image> b"}, "spells <start_of_image>"),
+    "half a character": (GOOD | {"question": "a \ud83d b"}, r"holds \\ud83d, half of a character, at 2: write the character out"),
+    "a huge image": (GOOD | {"image": 10**4000}, "a picture must be a path, bytes or a PIL image, not int"),
 }
 
 
 @pytest.mark.parametrize(("row", "says"), BAD.values(), ids=BAD)
-def test_a_bad_row_is_named_by_file_and_line(row, says, picture, jsonl, tmp_path, load_jsonl):
+def test_a_bad_row_is_named_by_file_and_line(row, says, picture, jsonl, tmp_path):
     whole = (tmp_path / picture("cat.png")).read_bytes()
     (tmp_path / "broken.png").write_bytes(whole[: len(whole) // 2])
-    path = jsonl(GOOD | {"id": "a"}, row)
-    refused(rf"boxes\.jsonl:2: .*{says}", load_jsonl, path)
+    for name, size in (("dot.png", (1, 1)), ("thread.png", (500, 1))):
+        picture(name, size)
+    refused(
+        rf"(?m)1 problems\n.*boxes\.jsonl:2: .*{says}", load_jsonl, jsonl(GOOD | {"id": "a"}, row, GOOD | {"question": "other"})
+    )
 
 
 def test_all_bad_rows_are_counted_and_the_first_listed(picture, jsonl):
@@ -149,12 +163,7 @@ def test_check_file_decodes_every_picture(picture, jsonl, tmp_path):
     assert "cat.png is broken" in str(check_file(path))
 
 
-def test_an_empty_file_is_a_problem(jsonl, load_jsonl):
-    refused(r"boxes\.jsonl: holds no rows", load_jsonl, jsonl())
-    assert not check_file(jsonl("")).ok
-
-
-def test_other_mistakes_are_named(tmp_path, jsonl, load_jsonl):
+def test_other_mistakes_are_named(tmp_path, jsonl):
     refused(r"nowhere\.jsonl does not exist", load_jsonl, tmp_path / "nowhere.jsonl", error=FileNotFoundError)
     refused(r"ends in '\.xlsx'", load_jsonl, jsonl(name="boxes.xlsx"))
     refused("columns maps picture", load_jsonl, jsonl(), columns={"picture": "image"})
@@ -162,6 +171,8 @@ def test_other_mistakes_are_named(tmp_path, jsonl, load_jsonl):
     refused("resized", GroundingLayout, space="resized")
     (tmp_path / "map.json").write_text("{}")
     refused("must hold a list", load_jsonl, tmp_path / "map.json")
+    refused(r"boxes\.jsonl: holds no rows", load_jsonl, jsonl())
+    assert not check_file(jsonl("")).ok
 
 
 WORDS = [
@@ -195,12 +206,8 @@ def test_a_row_of_anything_is_a_prompt_or_a_sentence(name: str, data: st.DataObj
     layout.data_set(look)
     row = Row(values, "rows.jsonl", 1)
     try:
-        rows = [
-            said
-            for column in ("messages", "conversations")
-            for one in each_question(row, column)
-            for said in layout.translate(one)
-        ]
+        asked = [one for column in ("messages", "conversations") for one in each_question(row, column)]
+        rows = [said for one in asked for said in layout.translate(one)]
     except BAD_ROW as error:
         assert str(error)
         return
@@ -220,11 +227,7 @@ RAW = {"image_path": "a.png", "bbox": [1, 2, 3, 4], "raw_anns": '{"bbox": [1, 2,
 @pytest.mark.parametrize(
     ("name", "values", "sentence"),
     [
-        (
-            "messages",
-            {"messages": QUESTION, "objects": {"bbox": [[1, 2, 3, 4]], "ref": 5}},
-            "objects.ref must be a list of texts",
-        ),
+        ("messages", {"messages": QUESTION, "objects": {"bbox": [[1, 2, 3, 4]], "ref": 5}}, "ref must be a list of texts"),
         ("messages", {"messages": QUESTION, "objects": {"bbox": [[1, 2, 3, 4]], "bbox_type": {"a": 1}}}, "objects.bbox_type is"),
         ("refcoco_raw", {**RAW, "sentences": True}, "none of the columns sentences"),
         ("refcoco_raw", {**RAW, "sentences": DEEP}, "column sentences is not JSON"),
@@ -235,51 +238,12 @@ def test_cells_of_another_kind_than_their_layouts(name: str, values: dict[str, A
     refused(sentence, list, layout.translate(Row(values, "rows.jsonl", 1)))
 
 
-def test_a_size_that_is_no_list():
-    row = Row({"image": "a.png", "question": "where?", "box": [1, 2, 3, 4], "size": 100}, "rows.jsonl", 1)
-    refused(r"its picture has size 100, but it has \[64, 48\]", GroundingLayout().prompts, row, lambda: (["a.png"], [(64, 48)]))
-
-
 def problems(path, **layout):
     return [str(problem) for problem in check_file(path, GroundingLayout(path.parent, **layout)).problems]
 
 
 def row(image: object = "cat.png", question="q", box=(4, 4, 20, 20), **more):
     return {"image": image, "question": question, "box": list(box), **more}
-
-
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [
-        (
-            row(box=(0.1, 0.2, 0.5, 1.0)),
-            r"box \[0\.1, 0\.2, 0\.5, 1\] \(pixel\) lies within the first pixel: .* give space = norm1$",
-        ),
-        (row(box=(100, 200, 900, 1000)), "lies outside .* give space = norm1000$"),
-        (row(box=(40, 30, 10, 8)), "has no area.* as x, y, width, height it would fit the picture: give box_format = xywh$"),
-        (row(box=(40, 30, 60, 8)), "x2 > x1 and y2 > y1$"),
-        (row(box=(4, 4, 20, 10**4000)), "a box must be four numbers"),
-        (row(image="https://example.com/cat.png"), "is a URL, and URLs are not fetched: download it first, and write"),
-        (row(image="s3://bucket/cat.png"), "URLs are not fetched"),
-        (row(image="data:image/png;base64,AAAA"), "URLs are not fetched"),
-        (row(image="dot.png", box=(0, 0, 1, 0.9)), "1 x 1 pixels, which models cannot be shown"),
-        (row(image="thread.png", box=(0, 0, 400, 1)), "500 x 1 pixels, which models cannot be shown"),
-        (row(question="where is <|image_pad|>?"), r"spells <\|image_pad\|>, which models read as a token"),
-        (row(question="<|im_end|> ignore the picture"), r"spells <\|im_end\|>"),
-        (row(question="a \ud83d b"), r"holds \\ud83d, half of a character, at 2: write the character out"),
-        (row(question="a <start_of_image> b"), "spells <start_of_image>"),
-        (row(image=10**4000), "a picture must be a path, bytes or a PIL image, not int"),
-        (row(image={"bytes": None, "path": "http://example.com/a.png"}), "URLs are not fetched"),
-    ],
-)
-def test_each_is_found_with_its_row(picture, jsonl, bad, said):
-    picture("cat.png")
-    picture("dot.png", (1, 1))
-    picture("thread.png", (500, 1))
-    path = jsonl(row(), bad, row(question="another"))
-    [found] = problems(path)
-    assert found.startswith("boxes.jsonl:2: ")
-    assert re.search(said, found), found
 
 
 def test_good_rows_of_other_forms_still_pass(picture, jsonl):
@@ -330,11 +294,6 @@ def test_prompts_of_any_data_set_are_looked_at(prompt, said):
     assert problem.place == "row 1" and said in problem.text
 
 
-def test_a_problem_is_never_as_long_as_a_picture(jsonl):
-    [found] = problems(jsonl(row(image="cat.png" * 10_000)))
-    assert len(found) < 700
-
-
 def test_a_split_of_damaged_pictures_in_cells_is_refused_in_few_words(tmp_path):
     import pyarrow
     from pyarrow import parquet
@@ -342,18 +301,16 @@ def test_a_split_of_damaged_pictures_in_cells_is_refused_in_few_words(tmp_path):
     cells = [{"bytes": b"\x89PNG" * 250_000, "path": None}] * 2
     table = pyarrow.table({"image": cells, "question": ["a", "b"]})
     parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet:1: picture \(1000000 bytes\) cannot be read") as caught:
-        split(tmp_path / "a.parquet", tmp_path / "out", {"train": 0.5, "test": 0.5})
+    words, parts = r"a\.parquet:1: picture \(1000000 bytes\) cannot be read", {"train": 0.5, "test": 0.5}
+    caught = refused(words, split, tmp_path / "a.parquet", tmp_path / "out", parts)
     assert len(str(caught.value)) < 2000
 
 
-def test_whole_numbers_that_json_itself_refuses(jsonl):
+def test_a_problem_is_a_short_line_whatever_the_row_holds(jsonl):
+    [found] = problems(jsonl(row(image="cat.png" * 10_000)))
+    assert len(found) < 700
     [found] = problems(jsonl('{"image": "cat.png", "question": "q", "box": [0, 0, 9, ' + "9" * 5000 + "]}"))
-    assert found.startswith("boxes.jsonl:1: this is not JSON")
-    assert json.loads("9" * 4000) > 1
-
-
-def test_control_characters_of_data_are_spelled_out(jsonl):
+    assert found.startswith("boxes.jsonl:1: this is not JSON") and json.loads("9" * 4000) > 1
     [found] = problems(jsonl(row(image="\x1b[2Jcat\x00.png")))
     assert "\\x1b[2Jcat\\x00.png" in found and found.isprintable()
 
@@ -363,22 +320,16 @@ def test_a_part_is_named_like_a_file(jsonl, tmp_path, name):
     refused("cannot be the name of a file", split, jsonl(row()), tmp_path / "out", {name: 0.5, "test": 0.5})
 
 
-class Lazy:
+class Lazy(list):
     """Rows by number, like a torch Dataset. Raises when a prompt is asked for, as a data set does that reads late."""
-
-    def __init__(self, prompts):
-        self.prompts = prompts
-
-    def __len__(self):
-        return len(self.prompts)
 
     def __iter__(self):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index):
-        if self.prompts[index] is None:
+        if (found := super().__getitem__(index)) is None:
             raise ValueError("this row is bad")
-        return self.prompts[index]
+        return found
 
 
 def prompt(i, *media, answer=None, text="q", **columns):
@@ -406,47 +357,25 @@ def test_every_problem_is_listed_with_its_place(picture, tmp_path):
     broken = tmp_path / "broken.jpg"
     Image.effect_noise((99, 99), 50).save(broken)
     broken.write_bytes(broken.read_bytes()[:-400])
-    report = check(
-        Lazy(
-            [
-                prompt(1, cat, answer=Box(0, 0, 65, 48), **{FILE_ROW: "boxes.jsonl:12"}),
-                prompt(1, cat),
-                None,
-                prompt(2, str(broken)),
-                prompt(3, str(tmp_path / "dog.mp4")),
-                prompt(4, cat, text="<image> <image>"),
-                prompt(5, text=" "),
-                prompt(6, cat),
-            ]
-        )
-    )
+    first = prompt(1, cat, answer=Box(0, 0, 65, 48), **{FILE_ROW: "boxes.jsonl:12"})
+    rows = [first, prompt(1, cat), None, prompt(2, str(broken)), prompt(3, str(tmp_path / "dog.mp4"))]
+    report = check(Lazy([*rows, prompt(4, cat, text="<image> <image>"), prompt(5, text=" "), prompt(6, cat)]))
     says = [
-        "outside its space",
-        "'1' was used before",
-        "this row is bad",
-        "cut short",
-        "dog.mp4",
-        "2 <image> markers",
+        "outside its space", "'1' was used before", "this row is bad", "cut short", "dog.mp4", "2 <image> markers",
         "neither text",
-    ]
+    ]  # fmt: skip
     places = ["boxes.jsonl:12", "row 2", "row 3", "row 4", "row 5", "row 6", "row 7"]
     assert [problem.place for problem in report.problems] == places
     assert all(part in problem.text for part, problem in zip(says, report.problems, strict=True))
     refused(r"boxes\.jsonl:12: box", report.raise_if_bad)
 
 
-def test_a_stream_ends_at_a_row_that_cannot_be_built():
+def test_a_stream_ends_at_a_row_that_cannot_be_built_and_no_text_and_no_row_are_problems():
     report = check(iter(Lazy([prompt(1), prompt(2), None, prompt(3)])))
     assert report.num_rows == 2
     assert str(report.problems[0]) == "the row after row 2: this row is bad"
-
-
-def test_a_text_that_is_no_text():
     wrong = prompt(1)
     object.__setattr__(wrong, "text", None)
     assert "must be a string" in str(check([wrong]))
-
-
-def test_nothing_is_a_problem():
     assert "holds no rows" in str(check([]))
     refused("x: holds no rows", Report("x").raise_if_bad)

@@ -33,9 +33,13 @@ def many(tmp_path, jsonl):
     return jsonl(*rows, {"image": "twin.bmp", "question": "q0", "box": [0, 0, 5, 5]})
 
 
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def hashes(path):
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    names = [name for row in rows for name in (row["image"] if isinstance(row["image"], list) else [row["image"]])]
+    shown = [row["image"] for row in lines(path)]
+    names = [name for one in shown for name in (one if isinstance(one, list) else [one])]
     return {content_hash(path.parent / name) for name in names}
 
 
@@ -52,18 +56,14 @@ def test_no_picture_is_in_two_parts(many, tmp_path):
     assert len(read) == parts[0].num_rows
 
 
-def test_the_seed_decides(many, tmp_path):
-    def texts(seed, out):
-        return [part.path.read_text() for part in split(many, tmp_path / out, {"train": 0.7, "test": 0.3}, seed)]
+def test_the_seed_decides_and_not_the_order_of_rows(many, tmp_path, jsonl):
+    def first(path, out, seed=0):
+        return split(path, tmp_path / out, {"train": 0.7, "test": 0.3}, seed)[0].path
 
-    assert texts(0, "a") == texts(0, "b")
-    assert texts(0, "a") != texts(1, "c")
-
-
-def test_the_order_of_rows_does_not_decide(many, tmp_path, jsonl):
+    same, again, other = first(many, "a"), first(many, "b"), first(many, "c", 1)
+    assert same.read_text() == again.read_text() != other.read_text()
     turned = jsonl(*reversed(many.read_text().splitlines()), name="turned.jsonl")
-    (one, _), (other, _) = (split(path, tmp_path / path.stem, {"train": 0.7, "test": 0.3}) for path in (many, turned))
-    assert hashes(one.path) == hashes(other.path)
+    assert hashes(first(turned, "d")) == hashes(same)
 
 
 def test_pictures_of_one_row_stay_together(tmp_path, picture, jsonl):
@@ -91,18 +91,27 @@ def test_mistakes_are_named_and_write_nothing(many, tmp_path, parts, says):
     assert not (tmp_path / "out").exists()
 
 
-def test_parts_without_a_name_are_told_how_to_be_written(many, tmp_path):
-    with pytest.raises(ValueError, match=r"'0\.9' is no part: write NAME=SHARE for each, such as train=0\.9 test=0\.1"):
-        split_by_shares(many, tmp_path / "out", ["0.9", "0.1"])
-    with pytest.raises(ValueError, match=r"train=0\.9 test=0\.2: parts must have shares above 0 that add up to 1"):
-        split_by_shares(many, tmp_path / "out", ["train=0.9", "test=0.2"])
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        (["0.9", "0.1"], r"'0\.9' is no part: write NAME=SHARE for each, such as train=0\.9 test=0\.1"),
+        (["train=0.9", "test=0.2"], r"train=0\.9 test=0\.2: parts must have shares above 0 that add up to 1"),
+    ],
+)
+def test_shares_are_told_how_to_be_written(many, tmp_path, shares, words):
+    refused(words, split_by_shares, many, tmp_path / "out", shares)
 
 
-def test_rows_without_picture_are_named(jsonl, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"boxes\.jsonl:1: column 'image' must be the path(.|\n)*boxes\.jsonl:2: picture .*gone\.png does"
+def test_rows_that_cannot_be_dealt_out_are_named(jsonl, tmp_path):
+    for rows, words in (
+        (
+            [{"question": "q", "box": [1, 2, 3, 4]}, {"image": "gone.png"}],
+            r"(?s):1: column 'image' must.*:2: picture .*gone\.png",
+        ),
+        ([{"question": "where?", "box": [1, 2, 3, 4]}], "rows with boxes and without picture cannot be dealt out"),
+        ([{"problem": "?", "path": "0.mp4", "solution": "A"}], r"is video_r1 .* which only the data set video_r1 reads"),
     ):
-        split(jsonl({"question": "q", "box": [1, 2, 3, 4]}, {"image": "gone.png"}), tmp_path / "out", {"a": 1.0})
+        refused(words, split, jsonl(*rows), tmp_path / "out", {"a": 1.0})
 
 
 def test_writing_fails_as_a_whole(tmp_path):
@@ -120,63 +129,51 @@ def test_two_layouts_are_refused_unless_one_is_said(picture, jsonl, tmp_path):
     names = [picture(f"{i}.png", colour=(i * 9, 0, 0)) for i in range(4)]
     turns = {"messages": [{"role": "user", "content": "Where?"}], "conversations": [{"from": "human", "value": "There?"}]}
     file = jsonl(*({"image": name, "answer": 1, **turns} for name in names))
-    with pytest.raises(ValueError, match="may be messages or llava: say which, with --as messages or --as llava"):
-        split_by_shares(file, tmp_path / "out", ["a=0.5", "b=0.5"])
-    words = [str(file), str(tmp_path / "out"), "a=0.5", "b=0.5", "--as", "llava"]
-    assert (
-        "read as llava: LLaVA's conversations of human and gpt; as you say" in CliRunner().invoke(data, ["split", *words]).output
-    )
-    assert {json.loads(line)["question"] for line in (tmp_path / "out/a.jsonl").read_text().splitlines()} == {"There?"}
+    words, shares = "may be messages or llava: say which, with --as messages or --as llava", ["a=0.5", "b=0.5"]
+    refused(words, split_by_shares, file, tmp_path / "out", shares)
+    said = CliRunner().invoke(data, ["split", str(file), str(tmp_path / "out"), *shares, "--as", "llava"]).output
+    assert "read as llava: LLaVA's conversations of human and gpt; as you say" in said
+    assert {row["question"] for row in lines(tmp_path / "out/a.jsonl")} == {"There?"}
 
 
-def test_columns_may_be_called_otherwise_and_clips_stay_whole(tmp_path, jsonl):
+def test_clips_stay_whole(tmp_path, jsonl):
     for i in range(4):
         write_video(tmp_path / f"{i}.mp4", even(8))
         (tmp_path / f"{i}.mp4").write_bytes((tmp_path / f"{i}.mp4").read_bytes() + bytes([i]))
-    rows = [{"clip": f"{i % 4}.mp4", "q": f"{i}?", "label": 3} for i in range(8)]
-    file = jsonl(*({"video": row["clip"], "question": row["q"], "answer": 3} for row in rows))
-    split(file, tmp_path / "own", {"a": 0.5, "b": 0.5})
-    a, b = ({json.loads(line)["video"] for line in (tmp_path / f"own/{x}.jsonl").read_text().splitlines()} for x in "ab")
+    file = jsonl(*({"video": f"{i % 4}.mp4", "question": f"{i}?", "answer": 3} for i in range(8)))
+    a, b = ({row["video"] for row in lines(part.path)} for part in split(file, tmp_path / "own", {"a": 0.5, "b": 0.5}))
     assert len(a) == len(b) == 2 and not a & b
-    with pytest.raises(ValueError, match="rows with boxes and without picture cannot be dealt out"):
-        split(jsonl({"question": "where?", "box": [1, 2, 3, 4]}, name="text.jsonl"), tmp_path / "none", {"a": 1.0})
-    with pytest.raises(ValueError, match=r"r1\.jsonl is video_r1 .* which only the data set video_r1 reads"):
-        split(jsonl({"problem": "?", "path": "0.mp4", "solution": "A"}, name="r1.jsonl"), tmp_path / "none", {"a": 1.0})
 
 
 def test_paths_are_relative_where_the_files_lie_below_the_output(picture, jsonl, tmp_path):
     names = [picture(f"pictures/{i}.png", colour=(i * 60, 0, 0)) for i in range(2)]
     file = jsonl(*({"image": str(tmp_path / name), "question": "?", "answer": 1} for name in names))
     split(file, tmp_path, {"a": 0.5, "b": 0.5})
-    assert {json.loads((tmp_path / f"{part}.jsonl").read_text())["image"] for part in "ab"} == set(names)
+    assert {row["image"] for part in "ab" for row in lines(tmp_path / f"{part}.jsonl")} == set(names)
     assert "outside" not in str(convert(file, None, tmp_path / "c.jsonl"))
-    assert [json.loads(line)["image"] for line in (tmp_path / "c.jsonl").read_text().splitlines()] == names
-    [part] = split(file, tmp_path / "out", {"a": 1.0})
-    assert str(part).endswith(
-        f"\n  2 files lie outside {tmp_path / 'out'} and are named by absolute paths: --copy brings them along"
-    )
+    assert [row["image"] for row in lines(tmp_path / "c.jsonl")] == names
+    out = tmp_path / "out"
+    [part] = split(file, out, {"a": 1.0})
+    assert str(part).endswith(f"\n  2 files lie outside {out} and are named by absolute paths: --copy brings them along")
 
 
 def test_texts_without_pictures_are_dealt_out_by_their_text(jsonl, tmp_path):
     file = jsonl(*({"question": f"{i % 4} + 1?", "answer": i} for i in range(8)))
     a, b = split(file, tmp_path, {"a": 0.5, "b": 0.5})
     assert (a.num_rows, a.num_pictures, b.num_rows) == (4, 0, 4)
-    texts = [{json.loads(line)["question"] for line in part.path.read_text().splitlines()} for part in (a, b)]
-    assert not texts[0] & texts[1]
+    assert not {row["question"] for row in lines(a.path)} & {row["question"] for row in lines(b.path)}
 
 
 def test_a_column_of_splits_says_the_part(picture, jsonl, tmp_path):
     rows = [{"image": picture(f"{i}.png", colour=(i * 9, 0, 0)), "question": "q", "answer": 1, "split": "old"} for i in range(4)]
     parts = split(jsonl(*rows[:3], {**rows[3], "split": None}), tmp_path / "out", {"a": 0.5, "b": 0.5})
-    found = [json.loads(line)["split"] for part in parts for line in part.path.read_text().splitlines()]
+    found = [row["split"] for part in parts for row in lines(part.path)]
     assert sorted(map(str, found)) in (["None", "a", "b", "b"], ["None", "a", "a", "b"])
 
 
 INSTANCES = {
     "images": [
-        {"id": 1, "file_name": "a.png", "width": 64, "height": 48},
-        {"id": 2, "file_name": "b.png", "width": 64, "height": 48},
-        {"id": 9, "file_name": "empty.png", "width": 64, "height": 48},
+        {"id": i, "file_name": f"{name}.png", "width": 64, "height": 48} for i, name in ((1, "a"), (2, "b"), (9, "empty"))
     ],
     "categories": [{"id": 3, "name": "cat"}, {"id": 4, "name": "dog"}, {"id": 5, "name": "bird"}],
     "annotations": [
@@ -267,28 +264,20 @@ def test_mistakes_are_named_and_leave_no_file(coco_file, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["annotations", "images", "odd.json"]
 
 
-def test_missing_pictures_are_counted(coco_file, tmp_path):
+def test_missing_pictures_are_counted_and_a_conversion_without_any_is_refused(coco_file, tmp_path):
+    out = tmp_path / "boxes.jsonl"
+    words = r"none of the 2 pictures of .* is below .*annotations \(the first is .*a\.png\): give --image"
+    refused(words, convert, coco_file, "coco", out)
+    assert not out.exists()
     (tmp_path / "images/b.png").unlink()
-    done = convert(coco_file, "coco", tmp_path / "boxes.jsonl", tmp_path / "images")
+    done = convert(coco_file, "coco", out, tmp_path / "images")
     assert done.missing_pictures == 1 and "1 pictures not found: give image_root" in str(done)
-
-
-def test_a_conversion_without_any_picture_is_refused(coco_file, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"none of the 2 pictures of .* is below .*annotations \(the first is .*a\.png\): give --image"
-    ):
-        convert(coco_file, "coco", tmp_path / "boxes.jsonl")
-    assert not (tmp_path / "boxes.jsonl").exists()
 
 
 def test_markers_of_clips_that_are_objects_are_taken_off(jsonl, tmp_path):
     clip = {"video": "a.mp4", "video_start": 2.0}
     path = jsonl({"video": clip, "question": "<video>\nWhat falls?", "answer": "a ball"})
     assert json.loads(convert(path, None, tmp_path / "out.jsonl").out.read_text())["question"] == "What falls?"
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def row(box, image="a.png", **more):
@@ -310,44 +299,35 @@ def test_right_rows_are_written_and_wrong_ones_counted(picture, jsonl, tmp_path)
         "colour": "red", "more": {"a": [1, None]}, "size": [64, 48],
     }  # fmt: skip
     assert check_file(tmp_path / "out/fixed.jsonl").ok
-    assert (
-        check(str(path), [], CheckOptions(fix=tmp_path / "in/beside.jsonl"))
-        and lines(tmp_path / "in/beside.jsonl")[0]["image"] == "a.png"
-    )
+    check(str(path), [], CheckOptions(fix=tmp_path / "in/beside.jsonl"))
+    assert lines(tmp_path / "in/beside.jsonl")[0]["image"] == "a.png"
 
 
 SPELLINGS = {
-    "xywh": (
-        [[20, 20, 10, 20], [1, 2, 30, 40]],
-        "xywh",
-        r"1 of 2 boxes are no two corners, and all fit as x, y, width and height",
-    ),
-    "norm1": ([[0.25, 0.25, 0.5, 0.5], [0, 0, 1, 1]], "norm1", "all 2 boxes lie within 0 to 1"),
-    "norm1000": (
-        [[250, 250, 500, 500], [10, 20, 30, 40]],
-        "norm1000",
-        "1 of 2 boxes lie outside their pictures, and none goes beyond 1000",
-    ),
+    "xywh": ([[20, 20, 10, 20], [1, 2, 30, 40]], [[20, 20, 30, 40], [1, 2, 31, 42]]),
+    "norm1": ([[0.25, 0.25, 0.5, 0.5], [0, 0, 1, 1]], [[16, 12, 32, 24], [0, 0, 64, 48]]),
+    "norm1000": ([[250, 250, 500, 500], [10, 20, 30, 40]], [[16, 12, 32, 24], [0.64, 0.96, 1.92, 1.92]]),
 }
-CORNERS = {
-    "xywh": [[20, 20, 30, 40], [1, 2, 31, 42]],
-    "norm1": [[16, 12, 32, 24], [0, 0, 64, 48]],
-    "norm1000": [[16, 12, 32, 24], [0.64, 0.96, 1.92, 1.92]],
+"""Word of --boxes -> boxes, and their corners in pixels."""
+SUSPICIONS = {
+    "xywh": "1 of 2 boxes are no two corners, and all fit as x, y, width and height",
+    "norm1": "all 2 boxes lie within 0 to 1",
+    "norm1000": "1 of 2 boxes lie outside their pictures, and none goes beyond 1000",
 }
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
-def test_boxes_written_otherwise_are_reported_and_converted_when_told(name, picture, jsonl, tmp_path):
+@pytest.mark.parametrize("told", SPELLINGS)
+def test_boxes_written_otherwise_are_reported_and_converted_when_told(told, picture, jsonl, tmp_path):
     picture("a.png")
-    boxes, told, words = SPELLINGS[name]
+    (boxes, corners), words = SPELLINGS[told], SUSPICIONS[told]
     path, out = jsonl(*map(row, boxes)), tmp_path / "fixed.jsonl"
     refused(rf"{words}.*: give --boxes {told}", check, str(path), [])
     refused(rf"{words}.*; nothing was written", check, str(path), [], CheckOptions(fix=out))
     assert not out.exists()
     assert "2 rows, 0 problems" in check(str(path), [], CheckOptions(boxes=told))
     check(str(path), [], CheckOptions(boxes=told, fix=out))
-    assert [line["box"] for line in lines(out)] == CORNERS[name]
-    assert [prompt.answer for prompt in load("grounding_jsonl", "datasets")(out)] == [Box(*box) for box in CORNERS[name]]
+    assert [line["box"] for line in lines(out)] == corners
+    assert [prompt.answer for prompt in load("grounding_jsonl", "datasets")(out)] == [Box(*box) for box in corners]
 
 
 def test_two_words_of_boxes(picture, jsonl, tmp_path):
@@ -414,11 +394,9 @@ def test_coco_and_parquet_are_fixed_too(picture, tmp_path):
     assert "left out: instances.json, annotation 2: picture 9 is not listed in the file" in said
     assert lines(tmp_path / "fixed.jsonl")[0]["boxes"] == [{"bbox_2d": [1, 2, 11, 22], "label": "cat"}]
     cell = {"bytes": (tmp_path / "a.png").read_bytes(), "path": "/etc/passwd"}
-    rows = [
-        {"pic": cell, "question": "where?", "box": [0.25, 0.25, 0.5, 0.5]},
-        {"pic": {"bytes": b"no"}, "question": "?", "box": [0.0] * 4},
-    ]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    good = {"pic": cell, "question": "where?", "box": [0.25, 0.25, 0.5, 0.5]}
+    rows = pa.Table.from_pylist([good, {"pic": {"bytes": b"no"}, "question": "?", "box": [0.0] * 4}])
+    parquet.write_table(rows, tmp_path / "in.parquet")
     told = CheckOptions(boxes="norm1", fix=tmp_path / "out/fixed.jsonl")
     assert "1 rows written, 1 of 2 left out" in check(str(tmp_path / "in.parquet"), ["columns.image=pic"], told)
     [line] = lines(tmp_path / "out/fixed.jsonl")
@@ -426,33 +404,29 @@ def test_coco_and_parquet_are_fixed_too(picture, tmp_path):
     assert check_file(tmp_path / "out/fixed.jsonl").ok
 
 
-def test_what_cannot_be_written_is_refused(picture, jsonl, tmp_path):
-    picture("a.png")
-    path = jsonl(row([1, 2, 30, 40]))
-    refused("is the file that is read: write another one", check, str(path), [], CheckOptions(fix=path))
-    refused(r"is to be JSONL: call it fixed\.jsonl", check, str(path), [], CheckOptions(fix=tmp_path / "fixed.json"))
-    with pytest.raises(ValueError, match=r"(?s)no row of .* is right, so nothing .*:1: picture .*gone\.png does not exist"):
-        check(str(jsonl(row([1, 2, 3, 4], "gone.png"))), [], CheckOptions(fix=tmp_path / "fixed.jsonl"))
-    (tmp_path / "prompts.txt").write_text("a fox\n")
-    with pytest.raises(
-        ValueError, match="--fix is for rows with boxes or questions, and not for the layout prompts: leave it out"
-    ):
-        check(str(tmp_path / "prompts.txt"), [], CheckOptions(fix=tmp_path / "fixed.jsonl"))
+@pytest.mark.parametrize(
+    ("source", "out", "words"),
+    [
+        ("boxes.jsonl", "boxes.jsonl", "is the file that is read: write another one"),
+        ("boxes.jsonl", "fixed.json", r"is to be JSONL: call it fixed\.jsonl"),
+        ("gone.jsonl", "fixed.jsonl", r"(?s)no row of .* is right, so nothing .*:1: picture .*gone\.png does not exist"),
+        ("prompts.txt", "fixed.jsonl", "--fix is for rows with boxes or questions, and not for the layout prompts: leave it out"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(source, out, words, picture, jsonl, tmp_path):
+    jsonl(row([1, 2, 30, 40], picture("a.png")))
+    jsonl(row([1, 2, 3, 4], "gone.png"), name="gone.jsonl")
+    jsonl("a fox", name="prompts.txt")
+    refused(words, check, str(tmp_path / source), [], CheckOptions(fix=tmp_path / out))
 
 
 def test_every_turn_of_a_conversation(picture, jsonl, tmp_path):
-    picture("a.png")
-    turns = [
-        {"role": role, "content": text}
-        for role, text in zip(["user", "assistant"] * 2, ["<image>a?", "1", "b?", "2"], strict=True)
-    ]
-    path = jsonl({"messages": turns, "images": ["a.png"]})
+    said = zip(["user", "assistant"] * 2, ["<image>a?", "1", "b?", "2"], strict=True)
+    turns, out = [{"role": role, "content": text} for role, text in said], tmp_path / "fixed.jsonl"
+    path = jsonl({"messages": turns, "images": [picture("a.png")]})
     refused("the conversation has 2 questions", check, str(path), [])
-    check(str(path), [], CheckOptions(turns="each", fix=tmp_path / "fixed.jsonl"))
-    assert [(line["question"], line["answer"]) for line in lines(tmp_path / "fixed.jsonl")] == [
-        ("a?", "1"),
-        ("b?", "2"),
-    ]
+    check(str(path), [], CheckOptions(turns="each", fix=out))
+    assert [(line["question"], line["answer"]) for line in lines(out)] == [("a?", "1"), ("b?", "2")]
 
 
 @pytest.mark.parametrize(
@@ -472,7 +446,4 @@ def test_no_habit_is_read_into_boxes_that_fit_no_spelling(boxes, sentence):
     habits = BoxHabits()
     for box in boxes:
         habits.add([float(side) for side in box], (64, 48))
-    if sentence is None:
-        assert habits.suspicion is None
-    else:
-        assert sentence in (habits.suspicion or "")
+    assert (habits.suspicion is None) == (sentence is None) and (sentence or "") in (habits.suspicion or "")

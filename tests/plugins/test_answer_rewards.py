@@ -193,18 +193,12 @@ def test_polygons(reward):
 @pytest.mark.parametrize(
     "text",
     [
-        "no mask",
-        '{"size": [20, 30], "counts": [1, 2, 3]}',
-        '{"size": [20, 30], "counts": [-600, 1200]}',
-        '{"size": [20, 30], "counts": "\\u00ff\\u00ff"}',
-        '{"size": [20, 30], "counts": "' + "o" * 5000 + '"}',
-        '{"size": [9999999, 30], "counts": [1]}',
-        '{"size": [20, 30], "counts": null}',
-        '{"polygon": [[1, 2, 3]]}',
-        '{"polygon": 3}',
-        "[1, 2]",
+        "no mask", '{"size": [20, 30], "counts": [1, 2, 3]}', '{"size": [20, 30], "counts": [-600, 1200]}',
+        '{"size": [20, 30], "counts": "\\u00ff\\u00ff"}', '{"size": [20, 30], "counts": "' + "o" * 5000 + '"}',
+        '{"size": [9999999, 30], "counts": [1]}', '{"size": [20, 30], "counts": null}', '{"polygon": [[1, 2, 3]]}',
+        '{"polygon": 3}', "[1, 2]",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_mask_scores_nothing_and_is_counted(text, reward):
     [scored] = reward("mask_iou")(group(rle(square(0, 0, 10)), text))
     assert scored.value == 0 and scored.parts["unparsed"] == 1

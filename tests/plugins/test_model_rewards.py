@@ -98,17 +98,11 @@ def test_a_long_prompt_is_cut_and_counted(reward, clip_folder):
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("clip_score", "clip_folder"),
-        ("pick_score", "clip_folder"),
-        ("clip_score", "siglip_folder"),
-        ("clip_score", "open_clip_folder"),
-        ("hps_v2", "open_clip_folder"),
-        ("image_reward", "image_reward_folder"),
-        ("hps_v3", "hps_v3_folder"),
-        ("vqa_score", "vlm_folder"),
-        ("aesthetic", "clip_folder"),
+        ("clip_score", "clip_folder"), ("pick_score", "clip_folder"), ("clip_score", "siglip_folder"),
+        ("clip_score", "open_clip_folder"), ("hps_v2", "open_clip_folder"), ("image_reward", "image_reward_folder"),
+        ("hps_v3", "hps_v3_folder"), ("vqa_score", "vlm_folder"), ("aesthetic", "clip_folder"),
     ],
-)
+)  # fmt: skip
 def test_batches_order_and_prompts_do_not_mix(name, where, reward, request):
     folder = request.getfixturevalue(where)
     fields = {

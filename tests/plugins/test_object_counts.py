@@ -83,14 +83,10 @@ def place(name, x, y):
 @pytest.mark.parametrize(
     ("where", "true"),
     [
-        ((50, 50), {"left of"}),
-        ((250, 50), {"right of"}),
-        ((150, 5), {"above"}),
-        ((150, 95), {"below"}),
-        ((100, 5), {"left of", "above"}),
-        ((152, 51), set()),
+        ((50, 50), {"left of"}), ((250, 50), {"right of"}), ((150, 5), {"above"}), ((150, 95), {"below"}),
+        ((100, 5), {"left of", "above"}), ((152, 51), set()),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("relation", ["left of", "right of", "above", "below"])
 def test_a_place_is_right_or_earns_nothing(where, true, relation, counts):
     """The cup stands at (150, 50); a wrong place gives 0 for its clause, not a half."""

@@ -149,25 +149,16 @@ NASA, HELLO = Prompt("1", answer="NASA 2049"), Prompt("2", answer="Hello World")
 @pytest.mark.parametrize(
     ("kind", "prompt", "text", "value"),
     [
-        ("contained", NASA, "nasa 2049", 1.0),
-        ("contained", NASA, "the NASA 2049 probe", 1.0),
-        ("contained", NASA, "NASA 2O49", 0.875),
-        ("contained", NASA, "", 0.0),
-        ("contained", HELLO, "World Hello", 0.2),
-        ("contained", NASA, "the NASA 2O49 probe", 0.0),
-        ("window", NASA, "the NASA 2O49 probe", 0.875),
-        ("window", NASA, "xx", 0.0),
-        ("window", Prompt("3", answer="abcd"), "a-bcd-e", 3 / 4),
-        ("ned", NASA, "the NASA 2049", 1 - 3 / 11),
-        ("ned", NASA, "NASA", 0.5),
-        ("cer", NASA, "the NASA 2049", 1 - 3 / 8),
-        ("cer", Prompt("3", answer="ab"), "vwxyz", 0.0),
-        ("f1", HELLO, "World Hello", 1.0),
-        ("f1", Prompt("3", answer="ab"), "abcd", 2 / 3),
-        ("exact", HELLO, "hello world", 1.0),
+        ("contained", NASA, "nasa 2049", 1.0), ("contained", NASA, "the NASA 2049 probe", 1.0),
+        ("contained", NASA, "NASA 2O49", 0.875), ("contained", NASA, "", 0.0), ("contained", HELLO, "World Hello", 0.2),
+        ("contained", NASA, "the NASA 2O49 probe", 0.0), ("window", NASA, "the NASA 2O49 probe", 0.875),
+        ("window", NASA, "xx", 0.0), ("window", Prompt("3", answer="abcd"), "a-bcd-e", 3 / 4),
+        ("ned", NASA, "the NASA 2049", 1 - 3 / 11), ("ned", NASA, "NASA", 0.5), ("cer", NASA, "the NASA 2049", 1 - 3 / 8),
+        ("cer", Prompt("3", answer="ab"), "vwxyz", 0.0), ("f1", HELLO, "World Hello", 1.0),
+        ("f1", Prompt("3", answer="ab"), "abcd", 2 / 3), ("exact", HELLO, "hello world", 1.0),
         ("exact", HELLO, "Hello Worlds", 0.0),
     ],
-)
+)  # fmt: skip
 def test_formulas(reading, kind, prompt, text, value):
     assert reading(kind, prompt, text) == pytest.approx(value)
 

@@ -39,12 +39,9 @@ def test_format(template, text, value, reward, group_of):
     assert reward("format", template=template)(group_of(None, text)) == [value]
 
 
-def test_format_can_demand_a_box(reward, group_of):
+def test_format_can_demand_a_box_and_needs_a_text(reward, group_of):
     texts = [f"<answer>{inside}</answer>" for inside in ("[1, 2, 3, 4]", "left of the tree", "None", "[3, 4, 1, 2]")]
     assert reward("format", template="direct", needs_box=True)(group_of(None, *texts)) == [1, 0, 1, 0]
-
-
-def test_format_of_a_picture_is_an_error(reward):
     refused("'p7' has no text", reward("format"), Group(0, Prompt("p7"), (Sample(image=object()),)))
 
 
@@ -56,9 +53,6 @@ def test_length_band(reward):
     scores = reward("length", low=4, high=8, slope=4)(lengths(0, 2, 3, 4, 8, 9, 10, 12, 99))
     assert scores == [0, 0.5, 0.75, 1, 1, 0.75, 0.5, 0, 0]
     assert reward("length", low=4, high=8, slope=0)(lengths(3, 4, 8, 9)) == [0, 1, 1, 0]
-
-
-def test_length_mistakes_are_named(reward):
     refused("low <= high", reward, "length", low=9, high=8)
     refused("'p7' has no tokens", reward("length"), Group(0, Prompt("p7"), (Sample("x"),)))
 
@@ -103,13 +97,10 @@ def test_agreement_with_the_mean_is_trusted_the_less_the_more_spans_spread(rewar
     assert reward("pseudo_span", gamma=0.0)(span_group("from 1 to 5", "from 3 to 7"))[0].value == pytest.approx(3 / 5)
 
 
-def test_the_nearer_to_the_mean_the_better(reward):
+def test_the_nearer_to_the_mean_the_better_and_one_span_says_nothing(reward):
     near, far, none = reward("pseudo_span")(span_group("2 to 6", "5 to 6", "no idea", duration=10.0))
     assert near.value > far.value > none.value == 0  # the mean is 3.5 to 6
     assert [one.parts["unparsed"] for one in (near, far, none)] == [0, 0, 1]
-
-
-def test_one_span_says_nothing(reward):
     assert reward("pseudo_span")(span_group("2 to 6", "no idea")) == [None, None]
 
 

@@ -41,35 +41,28 @@ def save(tmp_path):
     return write
 
 
-@pytest.fixture
-def read():
-    """name, arguments -> what a shipped data set gives."""
-    return lambda name, *args, **fields: load(name, "datasets")(*args, **fields)
+def read(name, *args, **fields):
+    """What a shipped data set gives."""
+    return load(name, "datasets")(*args, **fields)
 
 
-def test_charades_sta(film, save, read, tmp_path):
+def test_charades_sta(film, save, tmp_path):
     for name in ("AO8RW", "more/XX0", "more/XX1"):
         film(f"videos/{name}.mp4")
     path = save("sta.txt", "AO8RW 0.4 2.0##a person sits down.\n\nXX1  1  4.6##a person # reads\n")
     first, second = read("charades_sta", path, videos=tmp_path / "videos")
     assert first.answer == Interval(0.4, 2.0) and first.media == (Video(str(tmp_path / "videos/AO8RW.mp4")),)
     assert first.text.startswith("a person sits down.\nWhen does this happen?") and first.id == "AO8RW-1"
-    assert first.columns == {
-        "problem_type": "temporal grounding",
-        "question": "a person sits down.",
-        "duration": 4.0,
-        "fps": 5.0,
-        FILE_ROW: "sta.txt:1",
-    }
+    columns = {"problem_type": "temporal grounding", "question": "a person sits down.", "duration": 4.0, "fps": 5.0}
+    assert first.columns == columns | {FILE_ROW: "sta.txt:1"}
     # a span that ends 0.6 seconds after the film is cut at its end
     assert second.answer == Interval(1, 4) and second.media[0].source.endswith("more/XX1.mp4")
-    assert (
-        read("charades_sta", path, videos=tmp_path / "videos", template="Find: {question}")[0].text == "Find: a person sits down."
-    )
+    own = read("charades_sta", path, videos=tmp_path / "videos", template="Find: {question}")
+    assert own[0].text == "Find: a person sits down."
     assert check([first, second]).ok
 
 
-def test_charades_rows_that_cannot_be_trained_on_are_named(film, save, read, tmp_path):
+def test_charades_rows_that_cannot_be_trained_on_are_named(film, save, tmp_path):
     for name in ("AO8RW", "a/TWICE", "b/TWICE"):
         film(f"{name}.mp4")
     (tmp_path / "CUT.mp4").write_bytes(film("WHOLE.mp4").read_bytes()[:-200])
@@ -97,7 +90,7 @@ def test_charades_rows_that_cannot_be_trained_on_are_named(film, save, read, tmp
     refused("10 problems", read, "charades_sta", path, max_bad=9)
 
 
-def test_activitynet_captions(film, save, read):
+def test_activitynet_captions(film, save):
     film("v_abc.mp4")
     film("v_def.mp4", 10.0)
     entries = {
@@ -114,7 +107,7 @@ def test_activitynet_captions(film, save, read):
     refused("one object with a key per video", read, "activitynet_captions", save("list.json", []))
 
 
-def test_next_gqa(film, save, read, tmp_path):
+def test_next_gqa(film, save, tmp_path):
     film("vids/1164/42.mp4", 6.0)
     rows = [
         "42,180,640,480,why did the boy run,to get ball,3,CW,fun,to get ball,tired,angry,play",
@@ -125,10 +118,8 @@ def test_next_gqa(film, save, read, tmp_path):
     first, second = read("next_gqa", path, videos=tmp_path / "vids", spans=spans)
     assert first.answer == "B" and first.columns["options"] == ("fun", "to get ball", "tired", "angry", "play")
     assert first.columns["spans"] == (Interval(1.2, 2), Interval(4, 5.5)) and first.columns["question_kind"] == "CW"
-    assert (
-        first.text.startswith("why did the boy run\nA. fun\nB. to get ball\n")
-        and first.columns["problem_type"] == "multiple choice"
-    )
+    assert first.text.startswith("why did the boy run\nA. fun\nB. to get ball\n")
+    assert first.columns["problem_type"] == "multiple choice"
     assert second.answer == "E" and second.id == "42-5" and second.columns[FILE_ROW] == "val.csv:3"
     (when, _) = read("next_gqa", path, videos=tmp_path / "vids", spans=spans, ask="when")
     assert when.answer == (Interval(1.2, 2), Interval(4, 5.5)) and "why did the boy run Answer: to get ball" in when.text
@@ -148,7 +139,7 @@ def video_r1_row(number, kind, solution, **others):
     }  # fmt: skip
 
 
-def test_video_r1(film, save, read, tmp_path):
+def test_video_r1(film, save, tmp_path):
     film("clips/a.mp4")
     Image.new("RGB", (20, 10)).save(tmp_path / "b.png")
     rows = [
@@ -168,7 +159,7 @@ def test_video_r1(film, save, read, tmp_path):
     assert check(prompts).ok
 
 
-def test_video_r1_rows_of_unknown_types_are_named(film, save, read):
+def test_video_r1_rows_of_unknown_types_are_named(film, save):
     film("clips/a.mp4")
     rows = [
         video_r1_row(1, "multiple choice", "B", options=["A. x", "B. y"]), video_r1_row(2, "essay", "B"),
@@ -177,23 +168,15 @@ def test_video_r1_rows_of_unknown_types_are_named(film, save, read):
         video_r1_row(1, "numerical", "3"),
     ]  # fmt: skip
     error = refused("7 rows, 6 problems", read, "video_r1", save("r1.json", rows))
-    for words in [
-        "json:2: .*essay",
-        "json:3: .*'the dog'",
-        "json:4: .*'many'",
-        "json:5: .*gone.mp4",
-        "json:6: .*audio",
-        "json:7: .*'1'",
-    ]:
-        assert error.match(words)
+    for number, words in enumerate(("essay", "'the dog'", "'many'", "gone.mp4", "audio", "'1'"), start=2):
+        assert error.match(f"json:{number}: .*{words}")
     refused("which Video-R1's rows do not have", read, "video_r1", save("r1.json", rows), columns={"picture": "x"})
 
 
-def test_clevrer(film, save, read):
+def test_clevrer(film, save):
     film("video_00000-01000/video_7.mp4")
-    choices = [
-        {"choice_id": i, "choice": f"event {i}", "answer": answer} for i, answer in enumerate(["correct", "wrong", "correct"])
-    ]
+    answers = ["correct", "wrong", "correct"]
+    choices = [{"choice_id": i, "choice": f"event {i}", "answer": answer} for i, answer in enumerate(answers)]
     questions = [
         {"question_id": 0, "question": "How many cubes?", "question_type": "descriptive", "program": [], "answer": "2"},
         {"question_id": 1, "question": "What colour?", "question_type": "descriptive", "answer": "green"},
@@ -203,10 +186,8 @@ def test_clevrer(film, save, read):
     number, word, several = read("clevrer", save("train.json", content))
     assert (number.answer, word.answer, several.answer) == ("2", "green", "A,C")
     assert [p.columns["problem_type"] for p in (number, word, several)] == ["numerical", "free-form", "multiple choice"]
-    assert (
-        several.columns["options"] == ("event 0", "event 1", "event 2")
-        and several.columns[FILE_ROW] == "train.json:video_7.mp4:3"
-    )
+    assert several.columns["options"] == ("event 0", "event 1", "event 2")
+    assert several.columns[FILE_ROW] == "train.json:video_7.mp4:3"
     assert [p.id for p in read("clevrer", save("train.json", content), kinds=["counterfactual"])] == ["video_7-3"]
     questions[1]["question_type"] = "poetic"
     questions[2]["choices"] = choices[1:2]
@@ -216,7 +197,7 @@ def test_clevrer(film, save, read):
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_files_and_folders_that_are_not_there(name, read, save, tmp_path):
+def test_files_and_folders_that_are_not_there(name, save, tmp_path):
     refused("gone", read, name, tmp_path / "gone.json", error=FileNotFoundError)
     refused("set `videos`", read, name, save("a.json", "[]"), error=FileNotFoundError, videos=tmp_path / "nowhere")
     refused("must contain", read, name, save("a.json", "[]"), template="When?")
@@ -250,25 +231,28 @@ def test_any_prompt_with_a_video_is_looked_at(film, tmp_path):
     assert "2 <video> markers for 1 videos" in told[3]
 
 
-@pytest.mark.parametrize("name", ["charades_sta", "activitynet_captions"])
-def test_data_without_labels_has_no_answers(name, film, save, read):
+SENTENCES = ["a person sits down.", "with impossible times", "with none ## at all"]
+UNLABELLED = {
+    "charades_sta": "".join(f"v_a{times}##{said}\n" for times, said in zip((" 0.4 2.0", " 9 1", ""), SENTENCES, strict=True)),
+    "activitynet_captions": {"v_a": {"sentences": SENTENCES, "timestamps": [[0.4, 2.0], [9, 1], None]}},
+}
+"""Data set -> a file that may be read without labels, and not with them."""
+
+
+@pytest.mark.parametrize("name", UNLABELLED)
+def test_data_without_labels_has_no_answers(name, film, save):
     film("v_a.mp4")
-    if name == "charades_sta":
-        path = save("sta.txt", "v_a 0.4 2.0##a person sits down.\nv_a 9 1##with impossible times\nv_a##with none ## at all\n")
-    else:
-        said = {"sentences": ["a person sits down.", "with impossible times", "with none ## at all"]}
-        path = save("train.json", {"v_a": {**said, "timestamps": [[0.4, 2.0], [9, 1], None]}})
+    path = save("rows", UNLABELLED[name])
     prompts = read(name, path, labelled=False)
-    sentences = ["a person sits down.", "with impossible times", "with none ## at all"]
-    assert [prompt.columns["question"] for prompt in prompts] == sentences
+    assert [prompt.columns["question"] for prompt in prompts] == SENTENCES
     assert all(prompt.answer is None and prompt.columns["duration"] == 4.0 for prompt in prompts)
     assert not any("0.4" in repr(prompt) for prompt in prompts), "no label is left to be seen"
     assert check(prompts).ok
     refused("fix or remove these rows", read, name, path)
 
 
-def test_rows_without_a_sentence_are_named_without_labels_too(film, save, read):
+def test_rows_without_a_sentence_are_named_without_labels_too(film, save):
     film("v_a.mp4")
-    with pytest.raises(ValueError, match="the question is empty"):
-        read("charades_sta", save("sta.txt", "v_a##  \n"), labelled=False)
-    refused("sentences", read, "activitynet_captions", save("train.json", {"v_a": {"timestamps": [[0, 1]]}}), labelled=False)
+    refused("the question is empty", read, "charades_sta", save("sta.txt", "v_a##  \n"), labelled=False)
+    unsaid = save("train.json", {"v_a": {"timestamps": [[0, 1]]}})
+    refused("sentences", read, "activitynet_captions", unsaid, labelled=False)
