@@ -117,13 +117,10 @@ def test_data_sets_refuse_a_share_that_is_none(name: str, videos: Path):
     refused(r"probability is 2\.0: it must be 0 to 1", load(name, "datasets"), videos / FILES[name], invert=2.0)
 
 
-def test_spans_cannot_be_inverted(videos: Path):
+def test_spans_cannot_be_inverted_and_an_inverted_row_is_still_checked(videos: Path):
     (videos / "spans.json").write_text("{}")
     with pytest.raises(ValueError, match=r"ask = 'when' asks for spans.*set invert = 0 or ask = 'which'"):
         load("next_gqa", "datasets")(videos / "next_gqa.csv", spans=videos / "spans.json", ask="when", invert=0.5)
-
-
-def test_an_inverted_row_is_still_checked(videos: Path):
     file = videos / "next_gqa.csv"
     file.write_text(file.read_text().replace("holding,a cat", "holding,a bird"))
     refused(r"next_gqa\.csv:2: the answer 'a bird' is none of the options", load("next_gqa", "datasets"), file, invert=1.0)

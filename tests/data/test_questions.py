@@ -119,18 +119,15 @@ def test_kinds_are_said_forced_or_guessed(jsonl, caplog):
     )
 
 
-def test_questions_without_labels_and_a_template(jsonl):
-    [prompt] = read(jsonl({"question": "Why?"}), layout="questions", template="Q: {question}")
-    assert prompt.answer is None and prompt.text == "Q: Why?"
-    refused(r"must contain \{question\}", read, jsonl({"question": "Why?"}), template="no")
-
-
-def test_splits_choose_rows_and_stay_among_the_columns(jsonl):
+def test_splits_choose_rows_and_stay_among_the_columns_and_labels_may_lack(jsonl):
     rows = [{"question": f"{split}?", "answer": "yes", "split": split} for split in ("train", "val")]
     [prompt] = read(jsonl(*rows), split="val")
     assert (prompt.text, prompt.columns["split"]) == ("val?", "val")
     with pytest.raises(ValueError, match=r"boxes\.jsonl:3: column split is missing or empty"):
         read(jsonl(*rows, {"question": "none?", "answer": "yes"}), split="val")
+    [prompt] = read(jsonl({"question": "Why?"}), layout="questions", template="Q: {question}")
+    assert prompt.answer is None and prompt.text == "Q: Why?"
+    refused(r"must contain \{question\}", read, jsonl({"question": "Why?"}), template="no")
 
 
 def test_clips_are_looked_at(tmp_path, jsonl):
@@ -220,14 +217,7 @@ def test_spans_counts_and_choices_of_a_sound(jsonl, tmp_path):
     score = by_type(Group(0, one, (Sample("<answer>0.5 to 1.0</answer>"), Sample("1 to 1.5"), Sample("never"))))
     assert [scored.value for scored in score] == [1.0, 0.0, 0.0]
     assert len(two.media) == 2 and two.columns["problem_type"] == "number"
-    mmau = {
-        "id": "7",
-        "audio_id": "./a.wav",
-        "question": "Which?",
-        "choices": ["a bell", "a dog"],
-        "answer": "a bell",
-        "task": "sound",
-    }
+    mmau = {"id": "7", "audio_id": "./a.wav", "question": "Which?", "choices": ["a bell", "a dog"], "answer": "a bell"}
     [asked] = read(jsonl(mmau | {"task": "sound"}), columns={"audio": "audio_id"})
     assert (asked.id, asked.answer, asked.columns["task"], len(asked.media)) == ("7", "A", "sound", 1)
 
@@ -265,6 +255,9 @@ def test_spans_that_no_clip_has_are_named(columns, words, jsonl, tmp_path):
 
 
 KNOWN = {"": ("a", "b"), "b": ("c",), "b.c": ("d",)}
+CLIP = {"type": "video", "video": "a.mp4"}
+BOUNDS = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width", "min_frames", "max_frames")
+DETAILED = {"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}
 
 
 def asked(*parts: object, **turn: object) -> list[object]:
@@ -303,10 +296,7 @@ def test_keys_are_found_at_their_places():
         (swift(width=640), "objects.width (1)"),
         ({"messages": asked(name="Ann"), "answer": "x"}, "messages.name (1)"),
         ({"prompt": asked({"type": "text", "text": "a", "cache": 1}), "answer": "x"}, "prompt.content.cache (1)"),
-        (
-            {"messages": asked({"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}), "answer": "x"},
-            "messages.content.image_url.detail (1)",
-        ),
+        ({"messages": asked(DETAILED), "answer": "x"}, "messages.content.image_url.detail (1)"),
         ({"conversations": [{"from": "human", "value": "q", "weight": 0}], "answer": "x"}, "conversations.weight (1)"),
         ({"problem": "where?", "image": "a.png", "solution": [{"bbox_2d": [1, 2, 3, 4], "angle": 9}]}, "solution.angle (1)"),
         ({"image": "a.png", "question": "where?", "box": {"bbox": [1, 2, 3, 4], "score": 0.5}}, "box.score (1)"),
@@ -335,12 +325,9 @@ VOC = (
 
 
 ENTRY = {"duration": 8.0, "timestamps": [[0, 1]], "sentences": ["a"], "url": "x"}
-QUESTION = {"question_id": 0, "question_type": "explanatory", "question": "Why?"}
-CLEVRER = {
-    "scene_index": 1,
-    "video_filename": "a.mp4",
-    "questions": [{**QUESTION, "choices": [{"choice": "b", "answer": "correct", "program": []}]}],
-}
+CHOICE = {"choice": "b", "answer": "correct", "program": []}
+QUESTION = {"question_id": 0, "question_type": "explanatory", "question": "Why?", "choices": [CHOICE]}
+CLEVRER = {"scene_index": 1, "video_filename": "a.mp4", "questions": [QUESTION]}
 NEXT = "video_id,frame_count,question,answer,qid,type,a0,a1,a2,a3,a4\na,80,who,b,3,CW,a,b,c,d,e\n"
 
 
@@ -386,18 +373,12 @@ def test_data_check_names_columns_for_rewards(tmp_path):
         (swift(image_id=[1]), r"objects\.image_id says that a box lies in picture 1, counted from 0"),
         (swift(image_id=[0, "b"]), r"objects\.image_id says that a box lies in picture b"),
         ({"messages": asked(tool_calls=[{"name": "f"}]), "answer": "x"}, r"messages\.tool_calls: write the call"),
-        *(
-            (
-                {"prompt": asked({"type": "video", "video": "a.mp4", key: 9}), "answer": "x"},
-                rf"content\.{key}: leave it out: one rule",
-            )
-            for key in ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width", "min_frames", "max_frames")
-        ),
+        *(({"prompt": asked(CLIP | {key: 9}), "answer": "x"}, rf"content\.{key}: leave it out: one rule") for key in BOUNDS),
         ({"messages": asked({"type": "video", "video_start": 1.0}), "answer": "x"}, "video_start and names no clip"),
-        ({"messages": asked({"type": "video", "video": "a.mp4", "nframes": 2.5}), "answer": "x"}, "nframes .* a whole number"),
-        ({"messages": asked({"type": "video", "video": "a.mp4", "fps": "2"}), "answer": "x"}, "fps .* must be a number"),
-        ({"messages": asked({"type": "video", "video": "a.mp4", "fps": float("nan")}), "answer": "x"}, "fps .* must be a number"),
-        ({"messages": asked({"type": "video", "video": "a.mp4", "video_end": 60}), "answer": "x"}, "asks for 0 s to 60 s"),
+        ({"messages": asked(CLIP | {"nframes": 2.5}), "answer": "x"}, "nframes .* a whole number"),
+        ({"messages": asked(CLIP | {"fps": "2"}), "answer": "x"}, "fps .* must be a number"),
+        ({"messages": asked(CLIP | {"fps": float("nan")}), "answer": "x"}, "fps .* must be a number"),
+        ({"messages": asked(CLIP | {"video_end": 60}), "answer": "x"}, "asks for 0 s to 60 s"),
         ({"video": {"video": "a.mp4", "stop": 2}, "question": "q", "answer": "x"}, "asks for stop, which is not known"),
         ({"video": ["a.mp4", "a.mp4"], "video_start": 1.0, "question": "q", "answer": "x"}, "a part of one clip"),
         ({"video": "a.mp4", "video_start": 2.0, "question": "it falls", "span": [1.0, 2.0]}, "a span and shows a part of its"),
@@ -407,10 +388,10 @@ def test_keys_that_change_what_a_row_means_are_refused(row, words, tmp_path):
     refused(rf"rows\.jsonl:1: .*{words}", check, written(tmp_path, row), [])
 
 
-PART = {"type": "video", "video": "a.mp4", "video_start": 2.0, "video_end": 6.0, "fps": 2.0}
+PART = CLIP | {"video_start": 2.0, "video_end": 6.0, "fps": 2.0}
 
 
-def test_parts_of_clips_are_shown(tmp_path):
+def test_parts_of_clips_are_shown_by_questions_and_dialogues_and_survive_a_conversion(tmp_path):
     rows = (
         {"messages": asked(PART), "answer": "x"},
         {"messages": asked({"type": "video", "video": f"file://{tmp_path}/a.mp4", "nframes": 8}), "answer": "x"},
@@ -424,16 +405,10 @@ def test_parts_of_clips_are_shown(tmp_path):
         (Video(file, 2.0),),
         (Video(file, end=6), Video(file)),
     ]
-
-
-def test_parts_of_clips_survive_a_conversion(tmp_path):
     source = written(tmp_path, {"messages": asked(PART), "answer": "x"})
     convert(source, None, tmp_path / "out.jsonl")
     row = json.loads((tmp_path / "out.jsonl").read_text())
     assert row["video"] == {"video": "a.mp4", "video_start": 2.0, "video_end": 6.0, "fps": 2.0}
-
-
-def test_dialogues_show_parts_of_clips(tmp_path):
     row = {"messages": [*asked(PART), {"role": "assistant", "content": "It falls."}]}
     [prompt] = loaded(tmp_path, row, by="dialogues")
     assert prompt.media == (Video(str(tmp_path / "a.mp4"), 2.0, 6.0, 2.0),)

@@ -95,7 +95,7 @@ def test_pictures_cut_short_are_found(tmp_path, load_hf):
     refused(r"1 problems\n.*:2: picture .* cut short", load_hf, str(tmp_path / "saved"))
 
 
-def test_choosing_a_split(tmp_path, load_hf, caplog):
+def test_choosing_a_split_of_what_is_not_empty(tmp_path, load_hf, caplog):
     caplog.set_level("INFO", logger="mmrl.loading")
     data = refcoco([1, 2, 10, 20])
     datasets.DatasetDict({"train": data, "val": refcoco([1, 2, 10, 20], [0, 0, 9, 9])}).save_to_disk(tmp_path / "two")
@@ -108,9 +108,6 @@ def test_choosing_a_split(tmp_path, load_hf, caplog):
     refused("'test'; it holds the splits train, val", open_hf, str(tmp_path / "two"), "test")
     refused("no splits", open_hf, str(tmp_path / "one"), "train")
     refused(r"gone\.parquet does not exist", open_hf, str(tmp_path / "gone.parquet"), error=FileNotFoundError)
-
-
-def test_empty_data_set():
     refused("name: holds no rows", hf_prompts, refcoco([1, 2, 10, 20]).select([]), "name", GroundingLayout().prompts)
 
 
@@ -129,7 +126,7 @@ def read(path, text, encoding="utf-8"):
     return [(row.number, dict(row.values)) for row in read_rows(path, report)], [str(problem) for problem in report.problems]
 
 
-def test_a_table_of_texts(tmp_path):
+def test_a_table_of_texts_and_one_of_very_many_columns_which_is_refused_at_once(tmp_path):
     text = '\ufeffimage,question,answer,box,width\r\na.png,"How many, if ""any""?",3,"[1, 2, 3, 4]",64\r\n'
     text += '\r\nb.png,"two\nlines",,[x,\r\n'
     (first, second), problems = read(tmp_path / "a.csv", text)
@@ -143,6 +140,10 @@ def test_a_table_of_texts(tmp_path):
     assert read(tmp_path / "b.csv", "question;answer\na, b;c\n")[0] == [(2, {"question": "a, b", "answer": "c"})]
     assert read(tmp_path / "late.csv", "\nquestion\na\n")[0] == [(3, {"question": "a"})]
     assert read(tmp_path / "empty.csv", "")[0] == []
+    names = [f"c{i}" for i in range(100_000)]
+    (tmp_path / "rows.csv").write_text(",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")
+    with pytest.raises(ValueError, match=r"rows\.csv has 100,000 columns, more than 10,000: keep those that are used"):
+        list(read_rows(tmp_path / "rows.csv", Report("")))
 
 
 def test_rows_of_a_table_that_cannot_be_read_are_named_and_the_others_read(tmp_path):
@@ -187,10 +188,3 @@ def test_a_broken_parquet_is_a_sentence(how, tmp_path):
         with pytest.raises(ValueError, match=r"is broken.*: write or download (it|its files) again") as raised:
             load(data_set, "datasets")(path, **({"streaming": True} if streaming else {}))
         assert type(raised.value) is ValueError
-
-
-def test_a_table_of_very_many_columns_is_refused_at_once(tmp_path):
-    names = [f"c{i}" for i in range(100_000)]
-    (tmp_path / "rows.csv").write_text(",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")
-    with pytest.raises(ValueError, match=r"rows\.csv has 100,000 columns, more than 10,000: keep those that are used"):
-        list(read_rows(tmp_path / "rows.csv", Report("")))

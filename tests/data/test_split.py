@@ -157,14 +157,11 @@ def test_paths_are_relative_where_the_files_lie_below_the_output(picture, jsonl,
     assert str(part).endswith(f"\n  2 files lie outside {out} and are named by absolute paths: --copy brings them along")
 
 
-def test_texts_without_pictures_are_dealt_out_by_their_text(jsonl, tmp_path):
+def test_texts_without_pictures_are_dealt_out_and_a_column_of_splits_says_the_part(jsonl, tmp_path, picture):
     file = jsonl(*({"question": f"{i % 4} + 1?", "answer": i} for i in range(8)))
     a, b = split(file, tmp_path, {"a": 0.5, "b": 0.5})
     assert (a.num_rows, a.num_pictures, b.num_rows) == (4, 0, 4)
     assert not {row["question"] for row in lines(a.path)} & {row["question"] for row in lines(b.path)}
-
-
-def test_a_column_of_splits_says_the_part(picture, jsonl, tmp_path):
     rows = [{"image": picture(f"{i}.png", colour=(i * 9, 0, 0)), "question": "q", "answer": 1, "split": "old"} for i in range(4)]
     parts = split(jsonl(*rows[:3], {**rows[3], "split": None}), tmp_path / "out", {"a": 0.5, "b": 0.5})
     found = [row["split"] for part in parts for row in lines(part.path)]
@@ -274,12 +271,6 @@ def test_missing_pictures_are_counted_and_a_conversion_without_any_is_refused(co
     assert done.missing_pictures == 1 and "1 pictures not found: give image_root" in str(done)
 
 
-def test_markers_of_clips_that_are_objects_are_taken_off(jsonl, tmp_path):
-    clip = {"video": "a.mp4", "video_start": 2.0}
-    path = jsonl({"video": clip, "question": "<video>\nWhat falls?", "answer": "a ball"})
-    assert json.loads(convert(path, None, tmp_path / "out.jsonl").out.read_text())["question"] == "What falls?"
-
-
 def row(box, image="a.png", **more):
     return {"image": image, "question": f"where {box}?", "box": box, **more}
 
@@ -330,15 +321,12 @@ def test_boxes_written_otherwise_are_reported_and_converted_when_told(told, pict
     assert [prompt.answer for prompt in load("grounding_jsonl", "datasets")(out)] == [Box(*box) for box in corners]
 
 
-def test_two_words_of_boxes(picture, jsonl, tmp_path):
+def test_two_words_of_boxes_and_a_single_wrong_box_which_is_no_habit(picture, jsonl, tmp_path):
     picture("a.png")
     path = jsonl(row([500, 500, 100, 250]))
     check(str(path), [], CheckOptions(boxes="xywh,norm1000", fix=tmp_path / "fixed.jsonl"))
     assert lines(tmp_path / "fixed.jsonl")[0]["box"] == [32, 24, 38.4, 36]
     refused("--boxes xyhw: say xyxy, xywh, pixel, norm1, norm1000", check, str(path), [], CheckOptions(boxes="xyhw"))
-
-
-def test_a_single_wrong_box_is_no_habit(picture, jsonl, tmp_path):
     picture("a.png")
     rows = [row([1, 2, 50, 40]), row([30, 20, 64, 48]), row([40, 40, 30, 45])]
     said = check(str(jsonl(*rows)), [], CheckOptions(fix=tmp_path / "fixed.jsonl"))
@@ -367,7 +355,7 @@ def test_questions_and_other_layouts_are_fixed_too(picture, jsonl, tmp_path):
     refused(r"--boxes xywh is for rows with boxes, and .* is read as llava", check, str(path), [], CheckOptions(boxes="xywh"))
 
 
-def test_parts_of_clips_stay_parts(jsonl, tmp_path):
+def test_parts_of_clips_stay_parts_and_their_markers_are_taken_off(jsonl, tmp_path):
     write_video(tmp_path / "a.mp4", even(40))
     part = {"type": "video", "video": "a.mp4", "video_start": 0.2, "fps": 2}
     turns = [{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}, {"role": "assistant", "content": "3"}]
@@ -377,6 +365,9 @@ def test_parts_of_clips_stay_parts(jsonl, tmp_path):
         check(str(path), (), CheckOptions(fix=tmp_path / "out.jsonl"))
         clips = [[prompt.media for prompt in load("qa_jsonl", "datasets")(one)] for one in (path, tmp_path / "out.jsonl")]
         assert clips[0] == clips[1] and clips[0][0][0].start == 0.2
+    clip = {"video": "a.mp4", "video_start": 2.0}
+    path = jsonl({"video": clip, "question": "<video>\nWhat falls?", "answer": "a ball"})
+    assert json.loads(convert(path, None, tmp_path / "out.jsonl").out.read_text())["question"] == "What falls?"
 
 
 def test_coco_and_parquet_are_fixed_too(picture, tmp_path):

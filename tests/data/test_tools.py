@@ -48,11 +48,6 @@ def test_a_crop_is_cut_from_the_file_and_held_upright(picture: Image.Image, tmp_
     assert zoom((tmp_path / "a.png").read_bytes(), (0, 0, 400, 200), "pixel").size == (400, 200)
 
 
-def test_a_box_is_clipped_and_takes_pixels_that_it_touches(picture: Image.Image):
-    assert zoom(picture, (-50, -50, 50, 50), "pixel").size == (50, 50)
-    assert zoom(picture, (300.5, 10.5, 10_000, 150.2), "pixel").tobytes() == picture.crop((300, 10, 400, 151)).tobytes()
-
-
 @pytest.mark.parametrize(
     ("corners", "message"),
     [
@@ -68,10 +63,14 @@ def test_a_box_that_shows_nothing_is_refused_in_a_sentence(picture: Image.Image,
     refused(message, zoom, picture, corners, "pixel", error=CallError)
 
 
-def test_the_smallest_and_the_longest_box_that_pass(picture: Image.Image):
+def test_a_box_is_clipped_and_the_smallest_the_longest_and_a_hundred_marks_pass(picture: Image.Image):
     assert zoom(picture, (0, 0, 28, 28), "pixel").size == (28, 28)
     assert clip((0, 0, 2800, 28), 5000, 5000) == (0, 0, 2800, 28)
     refused("101 times as long as wide, and may be 100 times", clip, (0, 0, 2829, 28), 5000, 5000, error=CallError)
+    draw(picture, [Mark("point", (0, 0))] * 100, "pixel")
+    refused("101 marks are to be drawn, and may be 100", draw, picture, [Mark("point", (0, 0))] * 101, "pixel", error=CallError)
+    assert zoom(picture, (-50, -50, 50, 50), "pixel").size == (50, 50)
+    assert zoom(picture, (300.5, 10.5, 10_000, 150.2), "pixel").tobytes() == picture.crop((300, 10, 400, 151)).tobytes()
 
 
 def test_pixels_as_the_model_saw_them_need_its_size(picture: Image.Image):
@@ -83,6 +82,9 @@ def test_a_broken_file_is_no_mistake_of_the_models(tmp_path: Path, picture: Imag
     picture.save(tmp_path / "cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:200])
     caught = refused("broken or cut short", zoom, str(tmp_path / "cut.png"), (0, 0, 50, 50), "pixel")
+    assert not isinstance(caught.value, CallError)
+    (tmp_path / "a.mp4").write_bytes(b"no clip")
+    caught = refused("cannot be opened", frames, Video(str(tmp_path / "a.mp4")), [0.0])
     assert not isinstance(caught.value, CallError)
 
 
@@ -132,11 +134,6 @@ def test_marks_outside_are_refused(picture: Image.Image, numbers: tuple[float, .
     assert message in str(caught.value)
 
 
-def test_there_may_be_a_hundred_marks(picture: Image.Image):
-    draw(picture, [Mark("point", (0, 0))] * 100, "pixel")
-    refused("101 marks are to be drawn, and may be 100", draw, picture, [Mark("point", (0, 0))] * 101, "pixel", error=CallError)
-
-
 @pytest.fixture(scope="module")
 def film(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Frame n shows n; 50 of them, 25 a second."""
@@ -147,33 +144,24 @@ def shown(video: Video, *times: float) -> list[int]:
     return [read_number(np.asarray(picture)) for _, picture in frames(video, times)]
 
 
-def test_the_frame_at_a_time_is_the_one_on_the_screen(film: str):
+def test_the_frame_at_a_time_is_the_one_on_the_screen_as_asked_for_and_in_the_size_of_the_file(film: str):
     assert shown(Video(film), 0.0, 0.039, 0.04, 1.0, 2.0) == [0, 0, 1, 25, 49]
-
-
-def test_frames_come_as_they_were_asked_for_in_the_size_of_the_file(film: str):
     assert shown(Video(film), 1.0, 0.4, 1.0) == [25, 10, 25]
     [(moment, picture)] = frames(Video(film), [1.019])
     assert moment == pytest.approx(1.0) and picture.size == (WIDTH, HEIGHT) and picture.mode == "RGB"
 
 
-def test_times_count_from_the_part_that_is_shown(film: str):
-    part = Video(film, start=1.0, end=1.6)
-    assert shown(part, 0.0, 0.2, 0.6) == [25, 30, 39]
-    refused(r"the clip lasts from 0 to 0\.60 s, and a time outside of it", frames, part, [0.7], error=CallError)
-
-
-def test_uneven_clips_have_their_own_times(tmp_path: Path):
+def test_uneven_clips_and_parts_have_their_own_times_and_pictures_in_a_row_are_a_clip(tmp_path: Path, film: str):
     times = uneven(30, 1)
     path = write_video(tmp_path / "uneven.mkv", times)
     assert shown(Video(path), times[7] + 0.002, times[20] + 0.002) == [7, 20]
-
-
-def test_pictures_in_a_row_are_a_clip(tmp_path: Path):
     for i in range(6):
         Image.fromarray(numbered(i)).save(tmp_path / f"{i}.png")
     row = Video(tuple(str(tmp_path / f"{i}.png") for i in range(6)), fps=2.0)
     assert shown(row, 0.0, 1.4, 3.0) == [0, 2, 5]
+    part = Video(film, start=1.0, end=1.6)
+    assert shown(part, 0.0, 0.2, 0.6) == [25, 30, 39]
+    refused(r"the clip lasts from 0 to 0\.60 s, and a time outside of it", frames, part, [0.7], error=CallError)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +176,3 @@ def test_pictures_in_a_row_are_a_clip(tmp_path: Path):
 )
 def test_times_that_cannot_be_shown_are_refused_in_a_sentence(film: str, times: list[float], message: str):
     refused(message, frames, Video(film), times, error=CallError)
-
-
-def test_a_file_that_is_no_clip_is_no_mistake_of_the_models(tmp_path: Path):
-    (tmp_path / "a.mp4").write_bytes(b"no clip")
-    caught = refused("cannot be opened", frames, Video(str(tmp_path / "a.mp4")), [0.0])
-    assert not isinstance(caught.value, CallError)

@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -128,14 +129,11 @@ def test_math_answers_off_the_main_thread(reward):
     assert [s.parts["unparsed"] for s in found[-3:]] == [1, 1, 1]
 
 
-def test_math_that_never_ends_fails_and_the_next_is_scored(reward):
+def test_math_that_never_ends_fails_alone_and_one_without_a_true_expression_is_an_error(reward):
     score = reward("math_answer", limit_s=5.0)
     tower, right = score(group("7", "$9^{9^{9^{9^{9}}}}!$", "$8-1$"))
     assert math.isnan(tower.value) and tower.parts["timeout"] == 1
     assert right.value == 1
-
-
-def test_math_without_a_true_expression_is_an_error(reward):
     assert values(reward("math_answer")(group(None, "3"))) == [None]
     refused("answer '' of prompt 'p7' is no expression", reward("math_answer"), group("", "$3$"))
 
@@ -146,14 +144,8 @@ def rle(mask, compressed=True):
     if compressed:
         packed: Any = tools.encode(np.asfortranarray(mask.astype(np.uint8)))
         return {"size": [int(side) for side in packed["size"]], "counts": packed["counts"].decode()}
-    flat = mask.flatten(order="F").astype(int)
-    runs, last = [0], 0
-    for pixel in flat:
-        if pixel != last:
-            runs.append(0)
-            last = pixel
-        runs[-1] += 1
-    return {"size": list(mask.shape), "counts": runs}
+    runs = [(pixel, len([*same])) for pixel, same in groupby(mask.flatten(order="F").tolist())]
+    return {"size": list(mask.shape), "counts": [0] * runs[0][0] + [run for _, run in runs]}
 
 
 def square(top, left, side, height=20, width=30):
@@ -260,7 +252,7 @@ class ByText:
         return [Scored(float(s.text), {}) for s in g.samples]
 
 
-def test_win_rates_by_any_scorer(reward):
+def test_win_rates_by_any_scorer_against_all_or_some_opponents(reward):
     g = group(None, "1", "5", "3", "5.1")
     rates = reward("pairwise_win_rate", scorer=ByText())(g)
     assert values(rates) == pytest.approx([0, 2 / 3, 1 / 3, 1])
@@ -268,19 +260,19 @@ def test_win_rates_by_any_scorer(reward):
     assert values(reward("pairwise_win_rate", scorer=ByText(), margin=0.5)(g)) == pytest.approx([0, 5 / 6, 1 / 3, 5 / 6])
     soft = values(reward("pairwise_win_rate", scorer=ByText(), temperature=1.0)(group(None, "0", "1")))
     assert soft == pytest.approx([1 - 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-1))])
-
-
-def test_win_rates_against_some_opponents(reward):
     rates = reward("pairwise_win_rate", scorer=ByText(), opponents=1)(group(None, "1", "2", "3", "4"))
     assert [rate.parts["comparisons"] for rate in rates] == [2] * 4
     assert values(rates) == [0, 0.5, 0.5, 1]
 
 
-def test_a_sample_whose_score_failed_fails_alone(reward):
+def test_a_sample_whose_score_failed_fails_alone_and_mistakes_with_scorers_are_named(reward):
     """Pref-GRPO's code raises KeyError when a comparison is missing."""
     rates = values(reward("pairwise_win_rate", scorer=ByText())(group(None, "1", "nan", "3")))
     assert math.isnan(rates[1]) and rates[::2] == [0, 1]
     assert reward("pairwise_win_rate", scorer=lambda g: [None] * 2)(group(None, "a", "b")) == [None, None]
+    refused("one of them", reward("pairwise_win_rate"), group(None, "1", "2"))
+    refused("1 samples", reward("pairwise_win_rate", scorer=ByText()), group(None, "1"))
+    refused("answered 1 values for the 2 samples", reward("pairwise_win_rate", scorer=lambda g: [1.0]), group(None, "1", "2"))
 
 
 @dataclass(frozen=True)
@@ -311,12 +303,6 @@ def test_async_scorers_keep_one_loop(reward):
     wins = reward("pairwise_win_rate", scorer=later)
     assert [values(wins(group(None, *texts))) for texts in (("1", "2"), ("9", "8"))] == [[0, 1], [1, 0]], "group by group"
     assert loops[0] is loops[1] and not loops[0].is_closed()
-
-
-def test_mistakes_with_scorers(reward):
-    refused("one of them", reward("pairwise_win_rate"), group(None, "1", "2"))
-    refused("1 samples", reward("pairwise_win_rate", scorer=ByText()), group(None, "1"))
-    refused("answered 1 values for the 2 samples", reward("pairwise_win_rate", scorer=lambda g: [1.0]), group(None, "1", "2"))
 
 
 OPENED = {

@@ -36,25 +36,25 @@ def test_the_gold_answer_scores_best(name, space, style, reward, group_of):
     assert best.parts["unparsed"] == worse.parts["unparsed"] == 0 and none.parts["unparsed"] == 1
 
 
-@names
 @pytest.mark.parametrize("kind", ["f1", "mean_iou", "map"])
-def test_gold_of_several_boxes(name, kind, reward, group_of):
+def test_gold_of_several_boxes(kind, reward, group_of):
     truth = (Box(0, 0, 10, 10, label="cat"), Box(20, 20, 40, 40, label="dog"))
     gold = "[" + ", ".join(format_box(box) for box in truth) + "]"
-    if name == "multi_box":
-        every, one = reward(name, space="pixel", kind=kind, labels=True)(group_of(truth, gold, format_box(truth[0])))
-        assert every.value == 1 and 0 < one.value < 1
-    else:
+    every, one = reward("multi_box", space="pixel", kind=kind, labels=True)(group_of(truth, gold, format_box(truth[0])))
+    assert every.value == 1 and 0 < one.value < 1
+    for name in BEST.keys() - {"multi_box"}:
         refused(r"'p7' has 2 true boxes.*multi_box", reward(name, space="pixel"), group_of(truth, gold))
 
 
 @names
-def test_contract(name, reward, group_of):
+def test_a_row_without_answer_space_or_box_and_a_box_outside_its_space_score_nothing(name, reward, group_of):
     texts = ["[1, 2, 30, 40]", "", "<answer>"]
     assert len(reward(name, space="pixel")(group_of(TRUTH, *texts))) == 3
     assert reward(name, space="pixel")(group_of(None, *texts)) == [None] * 3
     refused("auto", reward(name), group_of(TRUTH, *texts))
     refused("'p7'", reward(name, space="pixel"), group_of("B", *texts))
+    (scored,) = reward(name, space="norm1000")(group_of(TRUTH, "[160, 120, 480, 1240]"))
+    assert scored.value == 0 and scored.parts["unparsed"] == scored.parts["outside"] == 1
 
 
 @names
@@ -63,12 +63,6 @@ def test_a_template_gates_the_reward(name, reward, group_of):
     scored = reward(name, space="pixel", template="direct")(group_of(TRUTH, bare, wrapped))
     assert values(scored) == [0, BEST[name]]
     assert [score.parts["format"] for score in scored] == [0, 1]
-
-
-@names
-def test_a_box_outside_its_space_scores_nothing_and_is_counted(name, reward, group_of):
-    (scored,) = reward(name, space="norm1000")(group_of(TRUTH, "[160, 120, 480, 1240]"))
-    assert scored.value == 0 and scored.parts["unparsed"] == scored.parts["outside"] == 1
 
 
 def test_iou_numbers(reward, group_of):
@@ -106,15 +100,14 @@ def test_boxes_of_the_resized_picture_are_scaled(reward, group_of):
 
 
 def test_giou_grades_misses_and_never_rewards_silence(reward, group_of):
-    near, far, silent = reward("giou", space="pixel")(
-        group_of(Box(0, 0, 10, 10), "[20, 0, 30, 10]", "[600, 400, 610, 410]", "nothing to see")
-    )
+    group = group_of(Box(0, 0, 10, 10), "[20, 0, 30, 10]", "[600, 400, 610, 410]", "nothing to see")
+    near, far, silent = reward("giou", space="pixel")(group)
     # near: union 200, hull 300, so GIoU = -1/3
     assert near.value == pytest.approx(1 / 3)
     assert near.value > far.value > silent.value == 0
 
 
-def test_multi_box_numbers(reward, group_of):
+def test_multi_box_numbers_and_an_empty_truth_that_wants_to_hear_so(reward, group_of):
     truth = (Box(0, 0, 10, 10), Box(20, 20, 30, 30))
     texts = ["[0, 0, 10, 10]", "[0, 0, 10, 10] [20, 20, 30, 35]", "[0, 0, 10, 10] [20, 20, 30, 30] [50, 50, 60, 60]"]
     group = group_of(truth, *texts)
@@ -122,9 +115,6 @@ def test_multi_box_numbers(reward, group_of):
     assert values(reward("multi_box", space="pixel", kind="mean_iou")(group)) == [1 / 2, (1 + 2 / 3) / 2, 2 / 3]
     # differences in number 1 of 2, 0, 1 of 3
     assert values(reward("multi_box", space="pixel", count_penalty=0.3)(group)) == [2 / 3 - 0.15, 1, 0.7]
-
-
-def test_empty_truth_wants_to_hear_so(reward, group_of):
     scored = reward("multi_box", space="pixel")(group_of((), "[]", "<answer>None</answer>", "[1, 2, 3, 4]", "hm"))
     assert values(scored) == [1, 1, 0, 0]
     assert [score.parts["unparsed"] for score in scored] == [0, 0, 0, 1]
@@ -157,22 +147,18 @@ def test_gui_g1_numbers(reward, group_of):
 def test_a_corner_a_whole_side_off_gives_no_closeness(reward, group_of):
     """GUI-G1's code divides by zero here."""
     sizes = (MediaSize(100, 100, 100, 100),)
-    (scored,) = reward("point_in_box", space="pixel")(
-        group_of(Box(0, 0, 1, 1), "[0, 0, 100, 100] [99, 99, 100, 100]", sizes=sizes)
-    )
+    group = group_of(Box(0, 0, 1, 1), "[0, 0, 100, 100] [99, 99, 100, 100]", sizes=sizes)
+    (scored,) = reward("point_in_box", space="pixel")(group)
     assert scored.parts["corners"] == pytest.approx(4 / (1 + 1 + 100 + 100) / 2)
     (scored,) = reward("point_in_box", space="pixel")(group_of(Box(0, 0, 1e-9, 1), "[0, 0, 100, 1]", sizes=sizes))
     assert scored.parts["corners"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_point_can_hit(reward, group_of):
+def test_a_point_can_hit_and_the_term_of_sizes_needs_a_pictures_size(reward, group_of):
     group = group_of(TRUTH, "[320, 180]", "[10, 10]", "[320, 180] [321, 180]", "[320, 480]")
     scored = reward("point_in_box", space="pixel", points=True)(group)
     assert values(scored) == [1, 0, 0, 0]
     assert [score.parts["unparsed"] for score in scored] == [0, 0, 1, 0]
-
-
-def test_size_term_without_picture_size_is_an_error(reward, group_of):
     group = group_of(TRUTH, "[160, 120, 480, 240]", sizes=())
     refused("media_sizes", reward("point_in_box", space="pixel"), group)
     assert values(reward("point_in_box", space="pixel", size_coef=0.0)(group)) == [1.25]
@@ -228,10 +214,6 @@ def test_temporal_iou_by_hand(reward, ask):
     assert part(scores, "recall30") == [1, 1, 1, 0, 0, 0, 1] and part(scores, "recall70") == [1, 0, 0, 0, 0, 0, 1]
 
 
-def test_naming_all_of_the_clip_does_not_pay(reward, ask):
-    assert values(reward("temporal_iou")(ask(SPAN, "0 to 40", "0 to 10, 10 to 40", duration=40.0))) == [0.1, 0.1]
-
-
 def test_units_of_the_model_and_of_the_truth(reward, ask):
     clip = (ClipTime(10.0, 30.0, 20),)
     # the model was shown 20 frames in 10 seconds, so that frame 4 begins at second 2
@@ -244,11 +226,12 @@ def test_units_of_the_model_and_of_the_truth(reward, ask):
     assert values(reward("temporal_iou")(ask(SPAN, "frames 4 to 12"))) == [0]
 
 
-def test_spans_end_with_the_clip(reward, ask):
+def test_spans_end_with_the_clip_and_naming_all_of_it_does_not_pay(reward, ask):
     scores = reward("temporal_iou")(ask(Interval(6, 10), "6 to 99", "12 to 15", duration=10.0))
     assert values(scores) == [1, 0] and part(scores, "outside") == [0, 1] and part(scores, "unparsed") == [0, 0]
     # annotations may end a little after the file
     assert values(reward("temporal_iou")(ask(Interval(6, 10.2), "6 to 10.2", duration=10.0))) == [1]
+    assert values(reward("temporal_iou")(ask(SPAN, "0 to 40", "0 to 10, 10 to 40", duration=40.0))) == [0.1, 0.1]
 
 
 def test_time_r1_multiplies_by_closeness_of_both_ends(reward, ask):
@@ -289,10 +272,8 @@ def test_rows_that_cannot_be_scored_are_named(reward, ask):
 def test_key_frames(reward, ask):
     scores = reward("key_frame", most=3)(ask(SPAN, "at 3.5 s", "3 s, 7 s", "nowhere", "3, 3.1, 3.2, 3.3"))
     assert values(scores) == [1, 0.5, 0, 0] and part(scores, "unparsed") == [0, 0, 1, 0]
-    assert values(reward("key_frame", unit="frames")(ask(SPAN, "frame 5", "frame 13", clips=(ClipTime(10.0, 30.0, 20),)))) == [
-        1,
-        0,
-    ]
+    group = ask(SPAN, "frame 5", "frame 13", clips=(ClipTime(10.0, 30.0, 20),))
+    assert values(reward("key_frame", unit="frames")(group)) == [1, 0]
 
 
 def test_choices_exact_and_soft(reward, ask):
@@ -344,14 +325,7 @@ def test_every_row_is_scored_by_its_own_type(reward, ask):
     assert values(by_type(ask("3 dogs", "3 dogs", problem_type="free-form"))) == [1]
 
 
-def test_unknown_types_are_errors_that_name_the_row(reward, ask):
-    with pytest.raises(ValueError, match=r"prompt 'p7' \(clips.jsonl:12\): column problem_type is 'essay'"):
-        reward("by_type")(ask("A", "A", problem_type="essay", file_row="clips.jsonl:12"))
-    refused("column problem_type is None", reward("by_type"), ask("A", "A"))
-    assert values(reward("by_type", column="kind")(ask("A", "A", kind="Multiple_Choice"))) == [1]
-
-
-def test_by_type_has_the_options_of_its_kinds(reward, ask):
+def test_by_type_has_the_options_of_its_kinds_and_names_rows_of_unknown_ones(reward, ask):
     assert values(reward("by_type", soft=True)(ask("A,C", "A", problem_type="multiple choice"))) == [0.5]
     assert values(reward("by_type", relative=0.1)(ask(100, "110", "111", problem_type="numerical"))) == [1, 0]
     assert values(reward("by_type", unit="norm")(ask(SPAN, "0.2 to 0.6", problem_type="temporal", duration=10))) == [1]
@@ -361,6 +335,10 @@ def test_by_type_has_the_options_of_its_kinds(reward, ask):
     assert [part(spans, f"recall{least}") for least in (30, 50, 70)] == [[1, 1], [1, 0], [1, 0]]
     gated = reward("by_type", template="think")(ask("A", "A", "<think>x</think><answer>A</answer>", problem_type="choice"))
     assert values(gated) == [0, 1] and part(gated, "format") == [0, 1]
+    with pytest.raises(ValueError, match=r"prompt 'p7' \(clips.jsonl:12\): column problem_type is 'essay'"):
+        reward("by_type")(ask("A", "A", problem_type="essay", file_row="clips.jsonl:12"))
+    refused("column problem_type is None", reward("by_type"), ask("A", "A"))
+    assert values(reward("by_type", column="kind")(ask("A", "A", kind="Multiple_Choice"))) == [1]
 
 
 def test_repetition_is_trls(reward):

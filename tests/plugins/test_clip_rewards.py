@@ -137,18 +137,14 @@ def test_a_picture_reward_over_frames(reward, over, expected):
     assert found.parts["change"] == pytest.approx(0.2)
 
 
-def test_frames_are_spread_from_the_first_to_the_last(reward):
-    # of seven frames the first, the fourth and the last
-    (found,) = reward("over_frames", picture=Brightness(), frames=3)(group_of(levels(51, 9, 9, 102, 9, 9, 153)))
-    assert found.value == pytest.approx(0.4)
-
-
-def test_a_still_clip_never_wins_its_group(reward):
+def test_frames_are_spread_from_first_to_last_and_a_still_clip_never_wins_its_group(reward):
     still, dark, middle = levels(250, 250, 250), levels(50, 60, 70), levels(90, 100, 110)
     found = reward("over_frames", picture=Brightness(), frames=3)(group_of(still, dark, middle))
     assert found[0].value == found[1].value == pytest.approx(60 / 255) and found[2].value == pytest.approx(100 / 255)
     off = reward("over_frames", picture=Brightness(), frames=3, least_change=0.0)(group_of(still, dark, middle))
     assert off[0].value == pytest.approx(250 / 255)
+    (found,) = reward("over_frames", picture=Brightness(), frames=3)(group_of(levels(51, 9, 9, 102, 9, 9, 153)))
+    assert found.value == pytest.approx(0.4)
 
 
 def test_a_frame_without_a_score_leaves_the_clip_without_one(reward):
@@ -214,7 +210,7 @@ def judge(tmp_path: Path, monkeypatch) -> Iterator[dict[str, str]]:
     sys.modules.pop("inference", None)
 
 
-def test_video_align_reads_films_and_shares_a_forward(reward, judge):
+def test_video_align_reads_films_shares_a_forward_and_says_what_is_missing(reward, judge, tmp_path):
     bright, moving = levels(*[200] * 5).repeat(8, 1).repeat(8, 2), clip()
     asked = group_of(bright, moving, bright, fps=8.0)
     quality, motion = (reward("video_align", score=score, device="cpu", batch_size=2, **judge) for score in ("VQ", "MQ"))
@@ -225,9 +221,6 @@ def test_video_align_reads_films_and_shares_a_forward(reward, judge):
     assert set(mq[1].parts) == {"VQ", "MQ", "TA", "change"} and mq[1].parts["TA"] == len(GLIDE.caption)
     # equal clips are one, and the second score needs no forward of its own
     assert sys.modules["inference"].CALLS == [2]
-
-
-def test_video_align_says_what_is_missing(reward, judge, tmp_path):
     with pytest.raises(ValueError, match=r"has no inference\.py: set it to the folder of a checkout of KwaiVGI/VideoAlign"):
         reward("video_align", code=str(tmp_path / "weights"), checkpoint=judge["checkpoint"])(group_of(clip()))
     with pytest.raises(ValueError, match=r"has no model_config\.json: set it to the folder of VideoReward"):
@@ -349,7 +342,7 @@ def test_what_cannot_be_heard_so_is_refused(name: str, settings: dict[str, float
 
 
 @pytest.mark.parametrize("settings", [{"low": 5.0}, {"low": 9.0, "high": 5.0}])
-def test_half_a_band_is_refused(settings: dict[str, float]):
+def test_half_a_band_is_refused(settings: dict[str, Any]):
     refused("set both, low below high, or neither", shipped, "band_energy", **settings)
 
 

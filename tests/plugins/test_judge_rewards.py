@@ -195,6 +195,9 @@ def test_what_cannot_be_read_fails_and_is_not_zero(serve, reward, caplog):
     scores = reward("vlm_judge", server=server.endpoint())(ALL)
     assert math.isnan(scores[0].value) and scores[1].value == 0.7 and math.isnan(scores[2].value)
     assert "2 of 3 questions" in caplog.text and "no number" in caplog.text
+    for said, words in ((completion("Perhaps", [("Perhaps", 0.9)]), "neither yes nor no"), ("Yes", "no log-probabilities")):
+        server = serve(lambda text, pictures, said=said: said)
+        refused(words, reward("vqa_score", server=server.endpoint()), ONE, error=JudgeError)
 
 
 def test_busy_servers_are_asked_again(serve, reward, no_pauses):
@@ -235,20 +238,11 @@ def test_what_is_hopeless_or_cannot_be_read_is_asked_once(name, serve, reward):
     assert len(server.asked) == 1
 
 
-def test_no_share_of_yes(serve, reward):
-    for said, words in ((completion("Perhaps", [("Perhaps", 0.9)]), "neither yes nor no"), ("Yes", "no log-probabilities")):
-        server = serve(lambda text, pictures, said=said: said)
-        refused(words, reward("vqa_score", server=server.endpoint()), ONE, error=JudgeError)
-
-
-def test_it_gives_up_with_the_last_trouble(serve, reward, no_pauses):
+def test_it_gives_up_with_the_last_trouble_and_a_refused_question_fails_alone(serve, reward, no_pauses):
     server = serve(lambda text, pictures: (500, {}))
     words = r"answered 500: .*as told.*gave up after 3 attempts"
     refused(words, reward("vlm_judge", server=server.endpoint(retries=2)), ONE, error=JudgeError)
     assert len(server.asked) == 3 and no_pauses[1] > no_pauses[0]
-
-
-def test_a_refused_question_fails_alone(serve, reward):
     server = serve(lambda text, pictures: (400, {}) if shade(pictures[0]) < 0.5 else "5")
     first, second, _ = reward("vlm_judge", server=server.endpoint())(ALL)
     assert math.isnan(first.value) and second.value == 0.5
@@ -412,15 +406,12 @@ def test_a_failed_comparison_is_left_out_and_counted(serve, reward):
     refused("needs two samples", reward("unified_reward", server=server.endpoint(), form="pair"), ONE)
 
 
-def test_schedules():
+def test_schedules_and_win_rates_without_judgements():
     assert schedule(3) == [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]
     assert len(schedule(8)) == 56
     ring = schedule(6, opponents=1)
     assert len(ring) == 12 and Counter(i for pair in ring for i in pair) == {i: 4 for i in range(6)}
     assert schedule(4, opponents=9) == schedule(4)
-
-
-def test_win_rates_without_judgements_are_failures():
     outcomes = {(0, 1): 1.0, (1, 0): 0.0, (0, 2): None, (2, 0): 1.0, (1, 2): None, (2, 1): None}
     rates = win_rates(3, schedule(3), outcomes)
     assert [rates[0].value, rates[1].value] == [1, 0] and math.isnan(rates[2].value or 0)

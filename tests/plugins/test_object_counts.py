@@ -63,13 +63,10 @@ def test_counts(wanted, found, dense, strict, correct, counts):
     assert counts(cats(found), [{"class": "cat", "count": wanted}], score="strict").value == strict
 
 
-def test_excluding_caps_the_benchmarks_number(counts):
+def test_excluding_caps_the_benchmarks_number_and_counting_prompts_want_surer_boxes(counts):
     score = counts(cats(3), [{"class": "cat", "count": 2}], exclude=[{"class": "cat", "count": 3}])
     assert score.parts["correct"] == 0
     assert counts(cats(2), [{"class": "cat", "count": 2}], exclude=[{"class": "cat", "count": 3}]).parts["correct"] == 1
-
-
-def test_counting_prompts_want_surer_boxes(counts):
     unsure = cats(2, score=0.5)
     assert counts(unsure, [{"class": "cat", "count": 2}]).value == 0
     assert counts(unsure, [{"class": "cat", "count": 2}], tag="two_object").value == 1
@@ -97,16 +94,13 @@ def test_a_place_is_right_or_earns_nothing(where, true, relation, counts):
     assert score.parts["strict"] == score.parts["correct"] == float(right)
 
 
-def test_the_margin_counts_against_the_whole_distance(counts):
+def test_the_margin_counts_against_the_whole_distance_and_a_place_needs_the_other_object(counts):
     """As in GenEval: boxes 100 and 60 wide take 16 of a distance of 30, and what is left is below half of it."""
     include = [{"class": "cup", "count": 1}, {"class": "cat", "count": 1, "position": ["left of", 0]}]
     cup = Detection("cup", 0.95, (100.0, 40.0, 200.0, 60.0))
     for away, right in ((30.0, 0), (33.0, 1)):
         cat = Detection("cat", 0.95, (120.0 - away, 40.0, 180.0 - away, 60.0))
         assert counts([cup, cat], include).parts["correct"] == right
-
-
-def test_a_place_needs_the_other_object(counts):
     include = '[{"class": "cup", "count": 1}, {"class": "cat", "count": 1, "position": ["above", 0]}]'
     assert counts([place("cat", 150, 5)], include).value == pytest.approx(1 / 3)
 
@@ -119,7 +113,7 @@ def paint(colours):
     return picture
 
 
-def test_colours(counts):
+def test_colours_are_those_of_the_middle_of_a_box(counts):
     include = [{"class": "cat", "count": 2, "color": "red"}]
     assert counts(cats(2), include, paint([RED, RED])).value == 1
     # count right, one of two red: (1 + .5) / 2
@@ -128,6 +122,8 @@ def test_colours(counts):
     # with a wrong count the colour earns nothing: (.5 + 0) / 2
     assert counts(cats(1), include, paint([RED])).value == 0.25
     assert counts(cats(2), include, paint([RED, BLUE])).parts["correct"] == 0
+    picture = paint([RED])
+    assert lab_colour(picture, (-10.0, 30.0, 30.0, 70.0)) == "red"
 
 
 @pytest.mark.parametrize("name", COLOURS)
@@ -135,23 +131,15 @@ def test_colours_have_names(name):
     assert lab_colour(Image.new("RGB", (20, 20), COLOURS[name]), (0.0, 0.0, 20.0, 20.0)) == name
 
 
-def test_the_middle_of_a_box_decides():
-    picture = paint([RED])
-    assert lab_colour(picture, (-10.0, 30.0, 30.0, 70.0)) == "red"
-
-
-def test_mistakes_are_named(counts, reward):
-    refused("'p7' asks for 'unicorn', which the detector does not know", counts, [], [{"class": "unicorn", "count": 1}])
-    refused("colour 'mauve': known are red", counts, [], [{"class": "cat", "count": 1, "color": "mauve"}])
-    refused("position", counts, [], [{"class": "cat", "count": 1, "position": ["near", 0]}])
-    assert reward("object_counts")(Group(0, Prompt("p7", "x"), (Sample(), Sample()))) == [None, None]
-
-
-def test_other_names_and_missing_keys(counts):
+def test_other_names_and_missing_keys_count_and_mistakes_are_named(counts, reward):
     mouse = [Detection("mouse", 0.95, (0.0, 0.0, 9.0, 9.0))]
     assert counts(mouse, [{"class": "computer mouse", "count": None, "color": None, "position": None}]).value == 1
     assert canonical("TVmonitor") == "tv" and canonical("dining_table") == "dining table"
     assert len(COCO) == 90 and len(set(COCO) - {"-"}) == 80 and COCO[16] == "cat" and COCO[89] == "toothbrush"
+    refused("'p7' asks for 'unicorn', which the detector does not know", counts, [], [{"class": "unicorn", "count": 1}])
+    refused("colour 'mauve': known are red", counts, [], [{"class": "cat", "count": 1, "color": "mauve"}])
+    refused("position", counts, [], [{"class": "cat", "count": 1, "position": ["near", 0]}])
+    assert reward("object_counts")(Group(0, Prompt("p7", "x"), (Sample(), Sample()))) == [None, None]
 
 
 def test_overlapping_boxes_of_one_category_are_one():

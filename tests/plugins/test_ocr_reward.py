@@ -12,10 +12,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving.scorers import readers
-from tests.plugins.conftest import values
+from tests.plugins.conftest import ROOT, values
 from tests.support.refused import refused
-
-HERE = Path(__file__).resolve().parents[2]
 
 
 def real_weights(test, packages=("onnxruntime", "rapidocr_onnxruntime", "matplotlib")):
@@ -34,17 +32,17 @@ def font(size):
     return ImageFont.truetype(folder / "mpl-data/fonts/ttf/DejaVuSans.ttf", size)
 
 
-def line(text, height=48, colour=(20, 20, 20)):
+def line(text, height=48):
     """One line of text that fills its picture."""
     face = font(round(height * 0.7))
     picture = Image.new("RGB", (round(face.getlength(text)) + height // 2, height), (240, 240, 235))
-    ImageDraw.Draw(picture).text((height // 4, height // 2), text, colour, face, anchor="lm")
+    ImageDraw.Draw(picture).text((height // 4, height // 2), text, (20, 20, 20), face, anchor="lm")
     return picture
 
 
-def page(text, size=(480, 320)):
+def page(text):
     """Text somewhere in a larger picture."""
-    picture = Image.new("RGB", size, (210, 200, 170))
+    picture = Image.new("RGB", (480, 320), (210, 200, 170))
     ImageDraw.Draw(picture).text((90, 120), text, (30, 30, 60), font(44))
     return picture
 
@@ -58,11 +56,8 @@ MOUNTAIN = Prompt("p7", 'a sign that says "MOUNTAIN"')
 
 @real_weights
 def test_the_recogniser_reads_one_line(reward):
-    whole, less, other, blank = values(
-        reward("ocr", engine="recogniser")(
-            group(MOUNTAIN, line("MOUNTAIN"), line("MOUNTAN"), line("27 fish", 40), Image.new("RGB", (160, 48), (90, 140, 60)))
-        )
-    )
+    shown = line("MOUNTAIN"), line("MOUNTAN"), line("27 fish", 40), Image.new("RGB", (160, 48), (90, 140, 60))
+    whole, less, other, blank = values(reward("ocr", engine="recogniser")(group(MOUNTAIN, *shown)))
     assert whole == 1.0
     assert less == pytest.approx(7 / 8)
     assert other < 0.3 and blank == 0.0
@@ -116,7 +111,7 @@ def test_colours_reach_the_network_in_its_order(reward):
 def test_the_recogniser_needs_no_opencv():
     """Nor the package that its weights come in."""
     program = Path(__file__).parent / "programs" / "recogniser_alone.py"
-    subprocess.run([sys.executable, str(program)], cwd=HERE, env=os.environ, check=True)
+    subprocess.run([sys.executable, str(program)], cwd=ROOT, env=os.environ, check=True)
 
 
 @full
@@ -163,9 +158,10 @@ def test_formulas(reading, kind, prompt, text, value):
     assert reading(kind, prompt, text) == pytest.approx(value)
 
 
-def test_case_counts_where_asked_for(reading):
+def test_case_and_another_column_count_where_asked_for(reading):
     assert reading("exact", HELLO, "hello world", case_sensitive=True) == 0.0
     assert reading("exact", HELLO, "HelloWorld", case_sensitive=True) == 1.0
+    assert reading("exact", Prompt("1", "a card", columns={"target": "one", "words": "two"}), "two", column="words") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -185,21 +181,11 @@ def test_where_the_target_comes_from(reading, prompt, target):
     assert reading("exact", prompt, target, column="target") == 1.0
 
 
-def test_another_column(reading):
-    assert reading("exact", Prompt("1", "a card", columns={"target": "one", "words": "two"}), "two", column="words") == 1.0
-
-
-def test_prompts_without_a_target_are_named(reading):
+def test_what_cannot_be_scored_is_named(reading, reward):
     with pytest.raises(ValueError, match=r"'p9' does not say .* column 'target' or an answer .* double quotes in 'a red fox'"):
         reading("ned", Prompt("p9", "a red fox"), "x")
     refused("prompt 'p9' asks for is empty", reading, "ned", Prompt("p9", 'a sign with "  "'), "x")
-
-
-def test_samples_without_a_picture_are_named(reward):
     refused("'1' has no picture", reward("ocr"), Group(0, NASA, (Sample("words"),)))
-
-
-def test_settings_that_mean_nothing_are_named(reward):
     for name, wrong in (("confidence", 80.0), ("batch_size", 0), ("threads", 0)):
         refused(rf"Ocr\.{name} is {wrong}: it must be", reward, "ocr", **{name: wrong})
 

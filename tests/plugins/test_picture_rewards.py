@@ -32,20 +32,17 @@ def kilobytes(image, quality=95):
     return file.tell() / 1000
 
 
-def test_the_plain_picture_compresses_best_and_noise_worst(reward):
-    plain, worse = reward("jpeg_size")(pictured("a fox", FLAT, NOISY))
-    assert plain.value > worse.value
-    plain, best = reward("jpeg_size", goal="incompressible")(pictured("a fox", FLAT, NOISY))
-    assert best.value > plain.value > 0
-
-
-def test_it_is_the_size_of_the_file_in_units_of_the_scale_without_transparency(reward):
+def test_a_plain_picture_compresses_best_by_the_size_of_its_file_in_units_of_the_scale(reward):
     (less,) = reward("jpeg_size", scale=0.5)(pictured("a fox", NOISY))
     (more,) = reward("jpeg_size", goal="incompressible", quality=50)(pictured("a fox", NOISY))
     assert less.value == pytest.approx(-2 * kilobytes(NOISY)) and less.parts["kb"] == pytest.approx(kilobytes(NOISY))
     assert more.value == pytest.approx(kilobytes(NOISY, 50))
     assert reward("jpeg_size")(pictured("a fox", FLAT.convert("RGBA")))[0].value == pytest.approx(-kilobytes(FLAT))
     assert reward("jpeg_size")(pictured("a fox", Image.new("RGB", (6000, 4000), "white")))[0].parts["kb"] > 0, "however large"
+    plain, worse = reward("jpeg_size")(pictured("a fox", FLAT, NOISY))
+    assert plain.value > worse.value
+    plain, best = reward("jpeg_size", goal="incompressible")(pictured("a fox", FLAT, NOISY))
+    assert best.value > plain.value > 0
 
 
 def picture(pixels: Any) -> Image.Image:
@@ -101,13 +98,10 @@ def test_one_wrong_word_costs_its_part_alone(score, part, other):
     assert all(abs(wrong[name] - right[name]) < 0.15 for name in others)
 
 
-def test_stains_cost_the_background_and_little_else(score):
+def test_stains_cost_the_background_and_a_blob_or_a_second_shape_the_shape(score):
     (_, clean), (_, stained) = score(WISH, drawn()), score(WISH, stain(drawn(), np.random.default_rng(1)))
     assert clean["background"] > 0.95 and stained["background"] < 0.5
     assert stained["shape"] > 0.6 and stained["side"] > 0.9
-
-
-def test_a_round_blob_is_no_square_and_a_second_shape_costs(score):
     (_, square), (_, circle) = score(WISH, drawn()), score(WISH, drawn(shape="circle"))
     assert circle["shape"] < 0.6 < 0.9 < square["shape"]
     _, two = score(WISH, np.minimum(drawn(), drawn(side="bottom")))
@@ -214,7 +208,7 @@ def keeps(reward: Any, image: Image.Image, mask: Any = None, source: Any = SOURC
     return reward("keeps_rest", **settings)(Group(0, prompt, (Sample(image=image),)))[0]
 
 
-def test_what_lies_under_the_mask_may_change_and_nothing_else(reward, tmp_path):
+def test_what_lies_under_the_mask_may_change_and_a_picture_left_as_it_was_earns_nothing(reward, tmp_path):
     mask = Image.new("L", (32, 32))
     mask.paste(255, (0, 0, 16, 32))
     mask.save(tmp_path / "mask.png")
@@ -225,9 +219,6 @@ def test_what_lies_under_the_mask_may_change_and_nothing_else(reward, tmp_path):
     assert without.value < 0.1 and without.parts["difference"] > 0.3
     half = keeps(reward, changed(16, 20), mask)
     assert 0 < half.value < 1 and half.value == pytest.approx(1 - half.parts["difference"] / 0.25)
-
-
-def test_a_picture_left_as_it_was_earns_nothing_and_is_counted(reward):
     still = keeps(reward, SOURCE)
     assert still.value == 0 and still.parts == {"difference": 0.0, "idle": 1.0}
     assert keeps(reward, SOURCE, same=0.0, source=changed(0, 1)).parts["idle"] == 0

@@ -52,10 +52,6 @@ def test_objects_of_a_jsonl_file_with_their_columns(dataset, tmp_path):
     assert dataset("prompts")(tmp_path / "b.jsonl", column="caption")[0].text == "a fox"
 
 
-def test_texts_of_a_config(dataset):
-    assert [(prompt.id, prompt.text) for prompt in dataset("prompts")(texts=["a fox", "dogs"])] == [("1", "a fox"), ("2", "dogs")]
-
-
 def test_what_cannot_be_read_is_said(dataset, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
     refused("holds no rows", dataset("prompts"), tmp_path / "empty.txt")
@@ -66,12 +62,13 @@ def test_what_cannot_be_read_is_said(dataset, tmp_path):
         refused(r"set data\.path, data\.texts or data\.writer", dataset("prompts"), **both_or_none)
 
 
-def test_prompts_that_a_writer_makes_up(dataset):
+def test_texts_of_a_config_and_prompts_that_a_writer_makes_up(dataset):
     prompts = dataset("prompts")(writer="lettering", size=20, split="held_out", seed=3)
     assert len(prompts) == 20 and all(f'"{prompt.columns["target"]}"' in prompt.text for prompt in prompts)
     assert len(dataset("prompts")(writer="numbers")) == 72
     refused(r"data\.size belongs to data\.writer", dataset("prompts"), texts=["a fox"], size=1)
     refused(r"reads one source", dataset("prompts"), texts=["a fox"], writer="numbers")
+    assert [(prompt.id, prompt.text) for prompt in dataset("prompts")(texts=["a fox", "dogs"])] == [("1", "a fox"), ("2", "dogs")]
 
 
 @pytest.mark.parametrize("column", ["prompt", "caption", "text"])

@@ -208,6 +208,8 @@ def test_all_kinds_in_turn_repeat_for_a_seed_as_environment_test_finds():
     found = CliRunner().invoke(commands, [*words, *(f"--say={one}" for one in ("look 1 1", "ruler 40", "turn 1 90", "open 1 2"))])
     assert found.exit_code == 0 and "repeats for a seed: yes" in found.output, found.output
     assert "error 25; acted 6" in " ".join(found.output.split()), found.output
+    for wrong in ({"easiest": 3, "hardest": 2}, {"kinds": ()}):
+        refused("give a kind, and easiest <= hardest", load("puzzles", "datasets"), **wrong)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +256,3 @@ def test_breaking_what_is_right_costs_what_it_gave():
     rewards = [world.step(Turn(f"turn {turned + 1} {90 * (4 - world.puzzle.quarters[turned])}", (0, 1))).reward]
     rewards += [world.step(Turn(f"turn {turned + 1} 90", (0, 1))).reward for _ in range(4)]
     assert rewards == [0.5, -0.5, 0, 0, 0.5]
-
-
-def test_levels_the_wrong_way_round_and_no_kinds_are_refused():
-    for wrong in ({"easiest": 3, "hardest": 2}, {"kinds": ()}):
-        refused("give a kind, and easiest <= hardest", load("puzzles", "datasets"), **wrong)

@@ -97,14 +97,11 @@ def test_agreement_with_the_mean_is_trusted_the_less_the_more_spans_spread(rewar
     assert reward("pseudo_span", gamma=0.0)(span_group("from 1 to 5", "from 3 to 7"))[0].value == pytest.approx(3 / 5)
 
 
-def test_the_nearer_to_the_mean_the_better_and_one_span_says_nothing(reward):
+def test_the_nearer_to_the_mean_the_better_and_one_span_or_one_injected_says_nothing(reward):
     near, far, none = reward("pseudo_span")(span_group("2 to 6", "5 to 6", "no idea", duration=10.0))
     assert near.value > far.value > none.value == 0  # the mean is 3.5 to 6
     assert [one.parts["unparsed"] for one in (near, far, none)] == [0, 0, 1]
     assert reward("pseudo_span")(span_group("2 to 6", "no idea")) == [None, None]
-
-
-def test_picture_samples_have_no_say(reward):
     plain = span_group("1 to 5", "3 to 7", "8 to 9", duration=10.0)
     given = replace(plain, samples=(*plain.samples[:2], replace(plain.samples[2], role="injected")))
     assert reward("pseudo_span")(given)[0].value == pytest.approx(3 / 5 * exp(-0.2))
@@ -219,7 +216,7 @@ def search(*texts: str, opened: str = "", retriever: object = "Text Retriever") 
     return Group(0, prompt, tuple(Sample(text, (1,), opened=opened) for text in texts))
 
 
-def test_a_step_is_compared_with_the_true_query_by_a_real_encoder(reward, encoder):
+def test_a_step_is_compared_with_the_true_query_by_a_real_encoder_and_needs_a_retriever(reward, encoder):
     made = reward("sub_question", model=encoder)
     texts = [step("who painted it", "text retriever"), step("WHO painted it", "table retriever")]
     texts += [step("when", "Text retriever"), "who"]
@@ -230,6 +227,9 @@ def test_a_step_is_compared_with_the_true_query_by_a_real_encoder(reward, encode
     long = made(search(step("who " * 99, "text retriever")))
     assert -0.5 <= long[0] <= 1.0, "longer than the encoder reads"
     assert made(Group(0, Prompt("p8"), (Sample("x", (1,)),))) == [None]
+    with pytest.raises(ValueError, match=r"'p7' names the retrievers \['web'\]: name one of text retriever, "):
+        made.needs.reads(search(retriever="web").prompt, made, "text")
+    refused("'p8' has no column retriever", made.needs.reads, Prompt("p8", columns={"query": "a"}), made, "text")
 
 
 def test_the_last_tags_of_a_step_count_however_often_they_come(reward):
@@ -245,13 +245,6 @@ def test_the_last_tags_of_a_step_count_however_often_they_come(reward):
         matched += inside is not None
     assert matched > 10
     assert step_of("".join(pieces[2:7]) * 20_000, ["none"]) is None, "in no time"
-
-
-def test_a_prompt_whose_retriever_is_none_is_refused(reward, encoder):
-    made = reward("sub_question", model=encoder)
-    with pytest.raises(ValueError, match=r"'p7' names the retrievers \['web'\]: name one of text retriever, "):
-        made.needs.reads(search(retriever="web").prompt, made, "text")
-    refused("'p8' has no column retriever", made.needs.reads, Prompt("p8", columns={"query": "a"}), made, "text")
 
 
 @pytest.mark.parametrize(
@@ -353,7 +346,7 @@ def test_true_edits_that_cannot_be_drawn_are_refused(reward, truth, said):
     refused(f"'p7'.*({said})", made.needs.reads, edits(truth=truth).prompt, made, "text")
 
 
-def test_the_renderer_does_what_the_names_say():
+def test_the_renderer_does_what_the_names_say_and_lab_is_that_of_the_standard():
     picture = np.asarray(PHOTO, dtype=np.float64) / 255
     np.testing.assert_allclose(render(picture, {}), picture, atol=1e-12)
     grey = np.full((1, 1, 3), 0.5)
@@ -364,9 +357,6 @@ def test_the_renderer_does_what_the_names_say():
     assert warm[0] > warm[1] > warm[2]
     inverted = render(picture, {"ToneCurvePV2012": [[0, 255], [255, 0]]})
     np.testing.assert_allclose(inverted, 1 - picture, atol=1e-12)
-
-
-def test_lab_is_that_of_the_standard():
     colours = np.array([[[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])
     known = [[100.0, 0.0, 0.0], [0.0, 0.0, 0.0], [53.2408, 80.0925, 67.2032], [32.2970, 79.1875, -107.8602]]
     np.testing.assert_allclose(lab_of(colours)[0], known, atol=0.02)

@@ -134,7 +134,7 @@ def test_a_wrong_button_ends_the_episode_and_a_click_beside_all_is_told():
     assert (answer.text, answer.reward, answer.done) == (f"That was {other}.", 0.0, True)
 
 
-def test_buttons_show_their_numbers_and_never_lie_on_each_other():
+def test_buttons_show_their_numbers_lie_apart_and_are_as_many_as_presses():
     for index in range(20):
         drawn = draw_screen(1, index, "train", 8, 0)
         boxes = list(drawn.buttons.values())
@@ -142,6 +142,7 @@ def test_buttons_show_their_numbers_and_never_lie_on_each_other():
         assert all(apart) and all(drawn.button_at(b[0], b[1]) == n for n, b in drawn.buttons.items())
         white = {n: (np.asarray(drawn.image.crop(box)) == 255).all(2).sum() for n, box in drawn.buttons.items()}
         assert len(drawn.buttons) == 8 and min(white.values()) > 60
+    refused("presses is 3, and there are 2 buttons", load("screens", "datasets"), buttons=2, presses=3)
 
 
 @pytest.mark.parametrize("name", ["mazes", "screens", "small_counts"])
@@ -171,10 +172,6 @@ def test_dots_are_counted_in_the_part_and_the_overview_says_nothing_of_them():
 @pytest.mark.parametrize("name", ["maze", "screen", "puzzle"])
 def test_prompts_of_other_data_are_refused(name: str):
     refused(f"shows no {name}: take", load(name, "environments")().check_prompts, [Prompt("p", "x")])
-
-
-def test_more_presses_than_buttons_are_refused():
-    refused("presses is 3, and there are 2 buttons", load("screens", "datasets"), buttons=2, presses=3)
 
 
 Zoom = load(str(Path(__file__).parents[2] / "environments" / "zoom.py"), "environments")
@@ -211,12 +208,14 @@ def test_a_part_is_cut_from_the_file_in_every_space(space: str, box: list[float]
     world.close()
 
 
-def test_parts_can_be_looked_into_and_are_clipped():
+def test_parts_can_be_looked_into_and_are_clipped_and_a_prompt_shows_one_picture():
     world = Zoom(space="norm1000").open(Prompt("p", media=(gradient(),)), 0)
     first = world.step(Turn("<tool_call>[500, 500, 2000, 3000]</tool_call>", (0, 1)))
     assert first.media[0].size == (200, 100)
     second = world.step(Turn(zoomed([0, 0, 500, 500], image=1), (0, 1)))
     assert second.media[0].tobytes() == gradient().crop((200, 100, 300, 150)).tobytes()
+    refused("prompt 'p' shows no picture alone", Zoom().check_prompts, [Prompt("p", "hi")])
+    refused("prompt 'c' shows no picture alone", Zoom().check_prompts, [Prompt("c", "hi", ("a.mp4",))])
 
 
 @pytest.mark.parametrize(
@@ -235,11 +234,6 @@ def test_what_cannot_be_followed_is_said(text: str, said: str):
     world = Zoom(space="norm1000").open(Prompt("p", media=(gradient(),)), 0)
     seen = world.step(Turn(text, (0, 1)))
     assert said in seen.text and seen.text.startswith("Error: ") and seen.facts == {"error": 1.0} and not seen.media
-
-
-def test_prompts_without_a_picture_are_refused():
-    refused("prompt 'p' shows no picture alone", Zoom().check_prompts, [Prompt("p", "hi")])
-    refused("prompt 'c' shows no picture alone", Zoom().check_prompts, [Prompt("c", "hi", ("a.mp4",))])
 
 
 FILE = Path(__file__).parents[2] / "environments" / "tools.py"
@@ -265,7 +259,7 @@ SIGHT = Prompt("p", "What is it?", (picture(0, 200, 100), picture(1, 64, 64)))
 PLAIN = Tools(space="norm1000")
 
 
-def test_zoom_and_draw_work_on_the_picture_that_is_named():
+def test_zoom_and_draw_work_on_the_picture_that_is_named_and_frames_on_the_clip(tmp_path: Path):
     first, second = SIGHT.media
     part = said(PLAIN, SIGHT, call("zoom", bbox_2d=[0, 0, 500, 1000]))
     assert part.media[0].tobytes() == first.crop((0, 0, 100, 100)).tobytes() and part.facts == {"tool": 1.0, "zoom": 1.0}
@@ -278,9 +272,6 @@ def test_zoom_and_draw_work_on_the_picture_that_is_named():
     again = world.step(Turn(call("zoom", bbox_2d=[0, 0, 500, 500], image=2), (0, 1)))
     assert again.media[0].tobytes() == first.crop((0, 0, 50, 50)).tobytes(), "the third picture is the one that was shown"
     assert world.step(Turn("It is noise.", (0, 1))) is None
-
-
-def test_frames_of_a_clip(tmp_path: Path):
     clip = write_video(tmp_path / "even.mp4", even(50))
     found = said(PLAIN, Prompt("p", "When?", (clip,)), call("frames", times=[0.4, 1.0]))
     assert [read_number(np.asarray(one)) for one in found.media] == [10, 25]
@@ -357,7 +348,7 @@ def find(picture):
 """
 
 
-def test_a_reader_and_a_detector_of_ones_own(tmp_path: Path):
+def test_a_reader_and_a_detector_of_ones_own_may_find_nothing(tmp_path: Path):
     (tmp_path / "mine.py").write_text(MINE)
     names = {"reader": f"{tmp_path}/mine.py:read", "detector": f"{tmp_path}/mine.py:find"}
     args = {"tools": ["ocr", "detect"], "space": "norm1000", **names}
@@ -375,9 +366,6 @@ def test_a_reader_and_a_detector_of_ones_own(tmp_path: Path):
     pixels = Tools(tools=("detect",), space="resized", detector=tools.detector)
     seen = answer(pixels, SIGHT, call("detect", labels=["cat"]), (MediaSize(200, 100, 400, 200),))
     assert seen is not None and json.loads(seen.text)["bbox_2d"] == [0, 0, 200, 200], "in pixels of the picture as it was seen"
-
-
-def test_a_reader_that_read_nothing():
     assert said(Tools(tools=("ocr",), space="norm1000", reader=lambda _: None), SIGHT, call("ocr")).text == "(no text)"
     with pytest.raises(ValueError, match="the reader answered list in place of a text: let it answer one, or None for none"):
         answer(Tools(tools=("ocr",), space="norm1000", reader=lambda _: ["a"]), SIGHT, call("ocr"))  # type: ignore[arg-type, return-value]
@@ -417,15 +405,7 @@ def test_the_installed_reader_reads():
 
 
 def test_what_a_tool_prints_is_no_mark():
-    for text in (
-        "<image>",
-        "<|im_end|>",
-        "</tool_call>",
-        "<end_of_turn>",
-        "[INST]",
-        "[/INST]",
-        "<IMG_CONTEXT>",
-        "<\uff5cUser\uff5c>",
-    ):
+    marks = ("<image>", "<|im_end|>", "</tool_call>", "<end_of_turn>", "[INST]", "[/INST]", "<IMG_CONTEXT>", "<\uff5cUser\uff5c>")
+    for text in marks:
         assert text not in harmless(f"a{text}b")
     assert harmless("3 < 4, x[0] <= y and [1, 2]") == "3 < 4, x[0] <= y and [1, 2]"

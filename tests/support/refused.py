@@ -6,7 +6,12 @@ import pytest
 
 
 def refused(
-    words: str, call: Callable[..., object], /, *given: object, error: type[Exception] = ValueError, **settings: object
+    words: str,
+    call: Callable[..., object],
+    /,
+    *given: object,
+    error: type[Exception] | tuple[type[Exception], ...] = ValueError,
+    **settings: object,
 ) -> pytest.ExceptionInfo[Exception]:
     """Call with what is given; it must raise this error with words that match. Gives the error."""
     with pytest.raises(error, match=words) as caught:

@@ -77,14 +77,7 @@ def test_neither_place_nor_order_tells_which_digit_is_asked_for():
     assert 0.42 < np.mean(nearer) < 0.58 and 0.42 < np.mean(lefter) < 0.58
 
 
-def test_handwriting_of_the_splits_is_disjoint_and_complete():
-    rows = {split: np.concatenate(glyph_rows(split)) for split in scenes.SPLITS}
-    assert not set(rows["train"]) & set(rows["held_out"])
-    assert sorted(np.concatenate(list(rows.values()))) == list(range(1797))
-    assert all(len(found) > 20 for split in scenes.SPLITS for found in glyph_rows(split))
-
-
-def test_scenes_show_handwriting_of_their_split_only(monkeypatch):
+def test_handwriting_of_the_splits_is_disjoint_and_scenes_show_that_of_their_own(monkeypatch):
     """With the held-out digits blanked, scenes of the training split are what they were."""
     before = [np.asarray(draw_scene(0, index, "train").image) for index in range(20)]
     images, labels = scenes._collection()
@@ -93,6 +86,10 @@ def test_scenes_show_handwriting_of_their_split_only(monkeypatch):
     monkeypatch.setattr(scenes, "_collection", lambda: (blank, labels))
     for index, picture in enumerate(before):
         assert np.array_equal(picture, np.asarray(draw_scene(0, index, "train").image))
+    rows = {split: np.concatenate(glyph_rows(split)) for split in scenes.SPLITS}
+    assert not set(rows["train"]) & set(rows["held_out"])
+    assert sorted(np.concatenate(list(rows.values()))) == list(range(1797))
+    assert all(len(found) > 20 for split in scenes.SPLITS for found in glyph_rows(split))
 
 
 def test_same_seed_same_scene_and_every_input_matters():
@@ -252,16 +249,13 @@ def test_answers_are_true():
         assert len(set(clip.options)) == len(clip.options) and np.diff([actor.first for actor in come]).min() >= 10
 
 
-def test_neither_letter_nor_number_of_answers_is_given_away():
+def test_answers_are_not_given_away_and_the_mix_of_questions_is_a_parameter():
     letters = [clip.answer for clip in clips(300, "order")]
     assert 0.4 < np.mean([letter in "AB" for letter in letters if letter]) < 0.85
     which = [clip.answer for clip in clips(400, "which", ClipStyle(shown=(1, 3)))]
     assert all(0.3 < np.mean([letter in answer for answer in which]) < 0.7 for letter in "ABCD")
     counts = [clip.answer for clip in clips(300, "how_many", ClipStyle(shown=(1, 3)))]
     assert all(0.25 < np.mean([count == n for count in counts]) < 0.42 for n in (1, 2, 3))
-
-
-def test_the_mix_of_questions_is_a_parameter():
     drawn = [plan_clip(0, index, kinds=("when", "when", "order")).kind for index in range(300)]
     assert 0.58 < np.mean([kind == "when" for kind in drawn]) < 0.75
     assert {plan_clip(0, index).kind for index in range(40)} == set(KINDS)
@@ -315,7 +309,7 @@ def test_files_are_h264_whole_and_the_same_again(prompts, tmp_path):
     assert all(Path(other[1].media[0].source).read_bytes() != first[1] for other in others)
 
 
-def test_a_file_shows_what_was_drawn(tmp_path):
+def test_a_file_shows_what_was_drawn_and_half_a_file_is_never_left(tmp_path):
     clip = clips(1, "which")[0]
     drawn = draw(clip)
     with av.open(str(write_mp4(tmp_path / "a.mp4", drawn, 10))) as film:
@@ -324,6 +318,8 @@ def test_a_file_shows_what_was_drawn(tmp_path):
     # half of the colour's grain goes with 4:2:0, the greys stay
     grey, true = shown.mean(axis=3), drawn.mean(axis=3)
     assert np.abs(grey - true).mean() < 5 < np.abs(grey - true[::-1]).mean()
+    refused(r".", write_mp4, tmp_path / "b.mp4", np.zeros((3, 31, 31, 3), np.uint8), 10, error=Exception)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.mp4"]
 
 
 def test_the_same_pictures_give_the_same_file_however_often(tmp_path):
@@ -336,11 +332,6 @@ def test_the_same_pictures_give_the_same_file_however_often(tmp_path):
             found.add(write_mp4(tmp_path / "a.mp4", drawn, 10).read_bytes())
             del elsewhere
         assert len(found) == 1
-
-
-def test_half_a_file_is_never_left(tmp_path):
-    refused(r".", write_mp4, tmp_path / "a.mp4", np.zeros((3, 31, 31, 3), np.uint8), 10, error=Exception)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_prompts_carry_what_rewards_need(prompts):
@@ -390,11 +381,9 @@ def only_span(prompt):
     return span
 
 
-def test_mistakes_are_refused_with_a_reason(prompts):
-    with pytest.raises(
-        ValueError, match=r"written is 'right', and questions are .'order'.: answers are written to when and which"
-    ):
-        prompts(questions=["order"], written="right")
+def test_mistakes_are_refused_with_a_reason(prompts, sounds):
+    words = r"written is 'right', and questions are .'order'.: answers are written to when and which"
+    refused(words, prompts, questions=["order"], written="right")
     refused("one of train, held_out", prompts, "test")
     refused("'why'", prompts, questions=["why"])
     refused("sides is not understood; its fields are side,", prompts, clip={"sides": 32})
@@ -402,6 +391,8 @@ def test_mistakes_are_refused_with_a_reason(prompts):
     refused("raise fps or seconds, or lower margin", ClipStyle, fps=1, margin=0.4, crossing=1.0)
     refused("lower shown or time_grid", clips, 1, "order", ClipStyle(shown=(6, 6), time_grid=3.0))
     refused("must contain", prompts, template="When?")
+    refused(r"split 'test' is unknown: choose one of train, held_out", sounds, size=1, split="test")
+    refused(r"seconds is 4: a tone lasts up to 4 seconds, so take 5 or more", plan_beep, 0, 0, seconds=4)
 
 
 @pytest.fixture
@@ -447,8 +438,3 @@ def test_files_are_the_same_for_the_same_seed_and_held_out_sounds_are_others(sou
     first.unlink()
     assert Path(sounds(size=1)[0].media[0].source).read_bytes() == written
     assert Path(sounds(size=1, split="held_out")[0].media[0].source).read_bytes() != written
-
-
-def test_sounds_that_cannot_be_drawn_are_refused(sounds):
-    refused(r"split 'test' is unknown: choose one of train, held_out", sounds, size=1, split="test")
-    refused(r"seconds is 4: a tone lasts up to 4 seconds, so take 5 or more", plan_beep, 0, 0, seconds=4)

@@ -126,7 +126,7 @@ def test_a_clean_collection_says_what_it_shows():
     assert hits >= 30  # numbers are moved by up to a pixel, which not every nearest picture survives
 
 
-def test_faults_are_as_frequent_as_asked_for():
+def test_faults_are_as_frequent_as_asked_for_and_the_same_for_the_same_generator():
     rng = np.random.default_rng(0)
     clean, _ = digit_text.Prints(smeared=0.0).batch(rng, 200)
     smeared, _ = digit_text.Prints(smeared=1.0).batch(rng, 200)
@@ -137,9 +137,6 @@ def test_faults_are_as_frequent_as_asked_for():
     _, told = digit_text.Prints(confused=0.5).batch(np.random.default_rng(3), 400)
     wrong = np.mean([a != b for a, b in zip(shown, told, strict=True)])
     assert 0.42 < wrong < 0.58
-
-
-def test_the_same_generator_gives_the_same_collection():
     first, second = (digit_text.Prints().batch(np.random.default_rng(5), 8) for _ in range(2))
     assert (first[0] == second[0]).all() and first[1] == second[1]
 
@@ -182,12 +179,7 @@ def test_about_a_fifth_is_held_out():
     assert {number[0] for number in digits} == set("123456789") and {number[1] for number in digits} == set("0123456789")
 
 
-def test_lettering_quotes_its_target():
-    for prompt in write("lettering", 300):
-        assert re.findall(r'"([^"]+)"', prompt.text) == [prompt.answer] == [prompt.columns["target"]]
-
-
-def test_the_clauses_of_objects_say_what_the_text_says():
+def test_lettering_quotes_its_target_and_clauses_of_objects_say_what_the_text_says():
     prompts = write("objects", 2000)
     assert {prompt.columns["tag"] for prompt in prompts} == set(TAGS)
     for prompt in prompts:
@@ -202,6 +194,8 @@ def test_the_clauses_of_objects_say_what_the_text_says():
         )
     (counted,) = [prompt for prompt in prompts if prompt.columns["tag"] == "counting" and "three clocks" in prompt.text][:1]
     assert counted.columns["include"] == [{"class": "clock", "count": 3}] and AMOUNTS[3] == "three"
+    for prompt in write("lettering", 300):
+        assert re.findall(r'"([^"]+)"', prompt.text) == [prompt.answer] == [prompt.columns["target"]]
 
 
 def test_a_placed_object_is_the_one_named_first():

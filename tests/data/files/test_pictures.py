@@ -39,36 +39,27 @@ def test_files_cut_short_are_found(suffix, share, tmp_path):
     refused(r"cat\.\w+ (cannot be read|is broken)", picture_size, path)
 
 
-def test_a_whole_file_with_bytes_behind_it_is_fine(tmp_path):
-    path = tmp_path / "cat.jpeg"
-    path.write_bytes(noise("jpeg") + b"\0" * 20)
-    assert picture_size(path) == (80, 60)
-
-
-def test_damage_in_the_middle_needs_decoding(tmp_path):
+def test_bytes_behind_a_file_are_fine_and_damage_in_the_middle_needs_decoding(tmp_path):
     whole = bytearray(noise("png"))
     whole[len(whole) // 2] ^= 0xFF
     path = tmp_path / "cat.png"
     path.write_bytes(whole)
     assert picture_size(path) == (80, 60)
     refused("is broken", picture_size, path, decode=True)
+    path = tmp_path / "cat.jpeg"
+    path.write_bytes(noise("jpeg") + b"\0" * 20)
+    assert picture_size(path) == (80, 60)
 
 
-def test_every_kind_of_source_opens(tmp_path):
+def test_every_kind_of_source_opens_and_a_callers_picture_stays_open(tmp_path):
     path, whole = tmp_path / "cat.png", noise("png")
     path.write_bytes(whole)
     sources = [path, str(path), whole, {"bytes": whole, "path": None}, {"bytes": None, "path": str(path)}, Image.open(path)]
     assert {open_picture(source).size for source in sources} == {(80, 60)}
     assert len({content_hash(source) for source in sources}) == 1
-
-
-def test_a_callers_picture_stays_open():
     picture = Image.new("RGB", (4, 4))
     assert picture_size(picture, decode=True) == (4, 4)
     assert picture.getpixel((0, 0)) == (0, 0, 0)
-
-
-def test_mistakes_are_named(tmp_path):
     refused(r"nowhere\.png does not exist", picture_size, tmp_path / "nowhere.png", error=FileNotFoundError)
     refused("not int", open_picture, 3)
 
@@ -203,7 +194,7 @@ def test_no_more_is_taken_from_a_stream_than_is_looked_ahead():
     assert len(taken) == DEPTH + 10
 
 
-def test_what_is_known_of_a_file_is_forgotten_when_it_changes(tmp_path: Path):
+def test_what_is_known_of_a_file_is_forgotten_when_it_changes_and_errors_at_once(tmp_path: Path):
     path, memory, calls = save(tmp_path / "a.png"), FileMemory[int](), list[int]()
 
     def find_out() -> int:
@@ -215,9 +206,6 @@ def test_what_is_known_of_a_file_is_forgotten_when_it_changes(tmp_path: Path):
     assert memory(path, find_out) == 2
     os.utime(path)
     assert memory(path, find_out) == 3 and memory(path, find_out) == 4, "written just now: it may change within one tick"
-
-
-def test_errors_are_not_remembered(tmp_path: Path):
     path, memory = save(tmp_path / "a.png"), FileMemory[int]()
 
     def fail() -> int:

@@ -49,16 +49,10 @@ def mdetr(tmp_path):
 
 def lmms(tmp_path):
     """A row as in the parquet of lmms-lab/RefCOCO."""
-    row = {
-        "question_id": "5",
-        "image": {"bytes": (tmp_path / "a.png").read_bytes(), "path": "a.png"},
-        "question": "Please carefully observe the area circled in the image and come up with a caption for the area.",
-        "answer": ASKED,
-        "segmentation": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
-        "bbox": [1.0, 2.0, 10.0, 20.0],
-        "iscrowd": 0,
-        "file_name": "COCO_train2014_000000000001_5.jpg",
-    }
+    asked = "Please carefully observe the area circled in the image and come up with a caption for the area."
+    shown = {"image": {"bytes": (tmp_path / "a.png").read_bytes(), "path": "a.png"}, "file_name": "COCO_train2014_1_5.jpg"}
+    drawn = {"segmentation": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "bbox": [1.0, 2.0, 10.0, 20.0], "iscrowd": 0}
+    row = {"question_id": "5", "question": asked, "answer": ASKED, **shown, **drawn}
     (tmp_path / "lmms/data").mkdir(parents=True)
     parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "lmms/data/val-00000-of-00001.parquet")
     return tmp_path / "lmms"
@@ -66,20 +60,11 @@ def lmms(tmp_path):
 
 def raw(tmp_path):
     """A row as in the parquet of jxu124/refcoco."""
-    row = {
-        "ref_id": 5,
-        "ann_id": 11,
-        "image_id": 1,
-        "file_name": "a_5.png",
-        "split": "val",
-        "sentences": [{"raw": text, "sent": text, "sent_id": i, "tokens": text.split()} for i, text in enumerate(ASKED)],
-        "raw_anns": json.dumps(INSTANCES["annotations"][0]),
-        "raw_image_info": json.dumps(IMAGE),
-        "raw_sentences": json.dumps([]),
-        "image_path": "a.png",
-        "bbox": [1.0, 2.0, 11.0, 22.0],
-        "captions": ASKED,
-    }
+    said = [{"raw": text, "sent": text, "sent_id": i, "tokens": text.split()} for i, text in enumerate(ASKED)]
+    raws = {"raw_anns": INSTANCES["annotations"][0], "raw_image_info": IMAGE, "raw_sentences": []}
+    shown = {"image_id": 1, "file_name": "a_5.png", "image_path": "a.png", "bbox": [1.0, 2.0, 11.0, 22.0], "split": "val"}
+    row = {"ref_id": 5, "ann_id": 11, **shown, "sentences": said, "captions": ASKED}
+    row |= {name: json.dumps(value) for name, value in raws.items()}
     path = tmp_path / "validation.parquet"
     parquet.write_table(pa.Table.from_pylist([row]), path)
     return path
@@ -110,23 +95,18 @@ def test_refcoco_is_recognised_and_read(name, a_png, tmp_path):
     assert all(Image.open(prompt.media[0]).size == (64, 48) for prompt in again)
 
 
-def test_splits_of_refcoco(a_png, tmp_path):
-    folder = refer_folder(tmp_path, "p")
-    assert len(load("grounding_jsonl", "datasets")(folder, split="val", image_root=tmp_path)) == 2
-    refused("holds no rows", load("grounding_jsonl", "datasets"), folder, split="testA", image_root=tmp_path)
-
-
 def test_a_layout_that_knows_its_boxes_is_not_told_how(a_png, tmp_path):
-    with pytest.raises(
-        ValueError, match="the layout refcoco_lmms knows how its boxes are written: leave space and box_format out"
-    ):
-        load("grounding_jsonl", "datasets")(lmms(tmp_path), box_format="xywh")
+    words = "the layout refcoco_lmms knows how its boxes are written: leave space and box_format out"
+    refused(words, load("grounding_jsonl", "datasets"), lmms(tmp_path), box_format="xywh")
     columns = {"question": "answer", "box": "bbox"}
     [one, _] = load("grounding_jsonl", "datasets")(tmp_path / "lmms", box_format="xywh", columns=columns)
     assert one.answer == BOX
 
 
-def test_the_hub_data_set_recognises_refcoco(a_png, tmp_path):
+def test_refcoco_has_splits_and_the_hub_data_set_recognises_it(a_png, tmp_path):
+    folder = refer_folder(tmp_path, "p")
+    assert len(load("grounding_jsonl", "datasets")(folder, split="val", image_root=tmp_path)) == 2
+    refused("holds no rows", load("grounding_jsonl", "datasets"), folder, split="testA", image_root=tmp_path)
     found = load("grounding_hf", "datasets")(str(lmms(tmp_path)), split="val")
     assert [(prompt.text, prompt.answer) for prompt in found] == [(text, BOX) for text in ASKED]
     streamed = load("grounding_hf", "datasets")(str(tmp_path / "lmms"), split="val", streaming=True)
@@ -265,20 +245,16 @@ def test_data_of_another_task_is_refused_in_one_sentence(data_set, row, words, t
 
 def test_questions_without_boxes_and_answers_are_told_what_they_lack(tmp_path, a_png):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"image": "a.png", "question": "?", "bounds": [1, 2, 3, 4]}))
-    with pytest.raises(
-        ValueError, match=r"neither boxes nor answers that are called so \(bounds, image, question\): .*columns\.box=NAME"
-    ):
-        guess(tmp_path / "rows.jsonl")
+    words = r"neither boxes nor answers that are called so \(bounds, image, question\): .*columns\.box=NAME"
+    refused(words, guess, tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32"])
 def test_text_that_windows_saved_as_utf_16_is_told_how_to_become_utf_8(encoding, tmp_path, a_png):
     row = {"image": "a.png", "question": "?", "box": [1, 2, 30, 40]}
     (tmp_path / "wide.jsonl").write_text(json.dumps(row), encoding=encoding)
-    with pytest.raises(
-        ValueError, match=r"wide\.jsonl is text in UTF-16 or UTF-32.*: save it as UTF-8 in the editor, or run iconv"
-    ):
-        load("grounding_jsonl", "datasets")(tmp_path / "wide.jsonl")
+    words = r"wide\.jsonl is text in UTF-16 or UTF-32.*: save it as UTF-8 in the editor, or run iconv"
+    refused(words, load("grounding_jsonl", "datasets"), tmp_path / "wide.jsonl")
     (tmp_path / "narrow.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(row).encode() + b"\r\n")
     assert len(load("grounding_jsonl", "datasets")(tmp_path / "narrow.jsonl")) == 1
     (tmp_path / "wide.txt").write_text("a fox", encoding="utf-16")
@@ -289,10 +265,8 @@ def test_lost_pictures_are_told_where_paths_start_once(tmp_path, a_png):
     row = {"image": "x.png", "question": "?", "box": [1, 2, 30, 40]}
     lost = "\n".join(json.dumps(row | {"image": f"{i}.png"}) for i in range(3))
     (tmp_path / "rows.jsonl").write_text(lost)
-    with pytest.raises(
-        ValueError, match="none of the pictures is there: their paths start at the file's folder unless --image-root"
-    ):
-        load("grounding_jsonl", "datasets")(tmp_path / "rows.jsonl")
+    words = "none of the pictures is there: their paths start at the file's folder unless --image-root"
+    refused(words, load("grounding_jsonl", "datasets"), tmp_path / "rows.jsonl")
     (tmp_path / "rows.jsonl").write_text(f"{lost}\n{json.dumps(row | {'image': 'a.png'})}")
     with pytest.raises(ValueError) as found:
         load("grounding_jsonl", "datasets")(tmp_path / "rows.jsonl")

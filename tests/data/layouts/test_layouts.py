@@ -175,10 +175,8 @@ def test_a_layout_that_does_not_exist_or_is_another_data_sets(jsonl):
 def test_several_turns_are_refused_or_become_rows(jsonl, tmp_path):
     more = [{"from": "gpt", "value": "left"}, {"from": "human", "value": "How many legs?"}, {"from": "gpt", "value": "4"}]
     path = jsonl({"id": "7", "image": "cat.png", "conversations": [LLAVA_ASKS, *more]})
-    with pytest.raises(
-        ValueError, match=r"boxes\.jsonl:1: the conversation has 2 questions, and a prompt is one: .*--turns each"
-    ):
-        load("qa_jsonl", "datasets")(path)
+    words = r"boxes\.jsonl:1: the conversation has 2 questions, and a prompt is one: .*--turns each"
+    refused(words, load("qa_jsonl", "datasets"), path)
     done = convert(path, None, tmp_path / "each.jsonl", each=True)
     assert done.num_rows == 2 and "read as llava" in str(done)
     first, second = load("qa_jsonl", "datasets")(done.out)
@@ -206,7 +204,7 @@ def test_turns_that_are_no_question_are_named_by_line(name, jsonl):
     refused(rf"boxes\.jsonl:2: {words}", load("qa_jsonl", "datasets"), path)
 
 
-def test_pictures_inside_a_text(tmp_path, jsonl):
+def test_pictures_inside_a_text_and_clips_of_messages(tmp_path, jsonl):
     inside = "data:image/png;base64," + base64.b64encode((tmp_path / "cat.png").read_bytes()).decode()
     parts = [{"type": "image_url", "image_url": {"url": inside}}, {"type": "text", "text": "Which colour?"}]
     rows = [{"messages": [{"role": "user", "content": parts}], "answer": "red"}]
@@ -217,35 +215,24 @@ def test_pictures_inside_a_text(tmp_path, jsonl):
         load("qa_jsonl", "datasets")(jsonl(*rows))
     parts[0]["image_url"]["url"] = "https://example.com/cat.png"
     refused(r"boxes\.jsonl:1: .*is a URL, and URLs are not fetched", load("qa_jsonl", "datasets"), jsonl(*rows))
-
-
-def test_media_that_a_turn_and_a_column_name_are_refused(jsonl):
-    with pytest.raises(ValueError, match="both the turn and a column name images: leave one of them out"):
-        load("grounding_jsonl", "datasets")(jsonl({"messages": OPENAI, "images": ["cat.png"]}))
-
-
-def test_a_turn_names_all_of_its_pictures_or_none(jsonl):
-    parts = [{"type": "image", "image": "cat.png"}, {"type": "image"}, {"type": "text", "text": "Which is larger?"}]
-    row = {"messages": [{"role": "user", "content": parts}], "answer": "the first"}
-    refused("1 of 2 images in the turn have no source: name all or none", load("qa_jsonl", "datasets"), jsonl(row))
-    parts[1]["image"] = "cat.png"
-    [prompt] = load("qa_jsonl", "datasets")(jsonl(row))
-    assert len(prompt.media) == 2
-
-
-def test_clips_of_messages(tmp_path, jsonl):
     write_video(tmp_path / "a.mp4", even(8))
     row = {"messages": [{"role": "user", "content": "<video>How many?"}], "videos": ["a.mp4"], "solution": 3}
     [prompt] = load("qa_jsonl", "datasets")(jsonl(row))
     assert prompt.media == (Video(str(tmp_path / "a.mp4")),) and prompt.columns["problem_type"] == "number"
 
 
-def test_every_layout_says_what_it_is():
-    assert all(layout.name == name and layout.summary for name, layout in LAYOUTS.items())
-    assert {name for names in NAMES.values() for name in names} <= set(LAYOUTS)
+def test_a_turn_names_all_of_its_pictures_or_none_and_no_column_names_others(jsonl):
+    parts = [{"type": "image", "image": "cat.png"}, {"type": "image"}, {"type": "text", "text": "Which is larger?"}]
+    row = {"messages": [{"role": "user", "content": parts}], "answer": "the first"}
+    refused("1 of 2 images in the turn have no source: name all or none", load("qa_jsonl", "datasets"), jsonl(row))
+    parts[1]["image"] = "cat.png"
+    [prompt] = load("qa_jsonl", "datasets")(jsonl(row))
+    assert len(prompt.media) == 2
+    with pytest.raises(ValueError, match="both the turn and a column name images: leave one of them out"):
+        load("grounding_jsonl", "datasets")(jsonl({"messages": OPENAI, "images": ["cat.png"]}))
 
 
-def test_a_layout_with_columns_of_other_names_is_one_entry(jsonl, tmp_path, monkeypatch):
+def test_every_layout_says_what_it_is_and_one_with_columns_of_other_names_is_one_entry(jsonl, tmp_path, monkeypatch):
     screens = DataLayout("screens", "buttons", lambda look: look.has("click", "at"), ("click",), Columns("click", ("at",)))
     monkeypatch.setitem(LAYOUTS, "screens", screens)
     monkeypatch.setitem(NAMES, "grounding_jsonl", (*NAMES["grounding_jsonl"], "screens"))
@@ -255,3 +242,5 @@ def test_a_layout_with_columns_of_other_names_is_one_entry(jsonl, tmp_path, monk
     done = convert(path, None, tmp_path / "out.jsonl")
     [prompt] = load("grounding_jsonl", "datasets")(done.out)
     assert (prompt.text, prompt.answer, prompt.columns["app"]) == ("Send", BOX, "mail") and "at" not in prompt.columns
+    assert all(layout.name == name and layout.summary for name, layout in LAYOUTS.items())
+    assert {name for names in NAMES.values() for name in names} <= set(LAYOUTS)

@@ -198,9 +198,10 @@ def test_a_package_that_is_not_there_is_named(use: str, words: str, monkeypatch:
     refused(words, play, made(use), Prompt("p"), "hello")
 
 
-def test_keys_are_those_of_the_library():
+def test_keys_are_those_of_the_library_and_pictures_elsewhere_are_not_fetched():
     refused(r"environment\.action_list is unknown.*actions", made, "gymnasium:Nothing-v0", action_list=["left"])
     refused("role", made, "trl:./mine.py:Mine", role="system")
+    refused("let it send the picture itself", show, [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}])
 
 
 GREY = Image.new("RGB", (8, 6), "grey")
@@ -222,10 +223,6 @@ GREY = Image.new("RGB", (8, 6), "grey")
 def test_values_are_shown_as_text_and_pictures(value: Any, text: str, sizes: list[tuple[int, int]]):
     said, pictures = show(value)
     assert said == text and [picture.size for picture in pictures] == sizes
-
-
-def test_pictures_elsewhere_are_not_fetched():
-    refused("let it send the picture itself", show, [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}])
 
 
 @pytest.mark.parametrize("prompt", [Prompt("p"), Prompt("p", media=(Image.new("RGB", (8, 6)),)), Prompt("p", media=(GREY, GREY))])

@@ -68,14 +68,11 @@ def evaluated(suite: str, folder: Path, output: str) -> Path:
     return Path(output)
 
 
-def test_every_shipped_file_is_the_suite_of_its_name():
+def test_every_shipped_file_is_the_suite_of_its_name_and_refcocos_are_those_that_were_published():
     found = {listed.name: listed for listed in listing(SUITES)}
     assert {"refcoco", "refcoco+", "refcocog", "geneval"} <= found.keys()
     assert [suite.name for suite in all_suites()] == [*found]
     assert all(len(listed.summary) > 20 for listed in found.values())
-
-
-def test_sentences_of_refcoco_and_its_relatives_are_those_that_were_published():
     sizes = {name: dict(find_suite(name).sizes) for name in ("refcoco", "refcoco+", "refcocog")}
     assert sizes["refcoco+"] == {"val": 10758, "testA": 5726, "testB": 4889}
     assert sizes["refcocog"] == {"val": 4896, "test": 9602}
