@@ -2,8 +2,10 @@
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from PIL import Image, ImageDraw
 
@@ -99,6 +101,31 @@ def figures_of(rng: random.Random, step: int, level: float) -> dict[str, float]:
         "time/reward_s": 0.03,
         "time/update_s": 0.18,
     }
+
+
+def evaluated(
+    run: RunDir, prompt: Prompt, samples: Mapping[int, Sequence[Sample]], space: str | None = None, value: float = 1.0
+) -> RunDir:
+    """Keep evaluations of one prompt: step -> what was answered, all of it with this reward."""
+    run.metrics_file.touch()
+    for step, answers in samples.items():
+        count = len(answers)
+        scores = Scores(("r",), torch.full((count, 1), value), torch.zeros(count, 1, dtype=torch.long), torch.ones(1))
+        JsonlTracker(run, space).write(step, Examples([Group(0, prompt, tuple(answers))], scores), "eval")
+    return run
+
+
+def numbers(run: RunDir) -> list[dict[str, float]]:
+    """What was written of each step that trained, but for what depends on the clock and on the machine."""
+    lines = [line for line in run.read_metrics().lines if "loss" in line]
+    return [{name: x for name, x in line.items() if not name.startswith(("time/", "memory/", "gpu/"))} for line in lines]
+
+
+def assert_same_numbers(run: RunDir, other: RunDir, steps: Sequence[int]) -> None:
+    """Both took these steps, and wrote the same of them."""
+    assert [line["step"] for line in numbers(run)] == [*steps]
+    for one, another in zip(numbers(run), numbers(other), strict=True):
+        assert one == pytest.approx(another, abs=1e-6, nan_ok=True)
 
 
 def write_run(

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import types
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from mmrl.app.config.run import load as load_config
 from mmrl.app.report.data import all_changes, load
 from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.build import build_records, on_the_terminal
-from mmrl.app.run.folder import RunDir, also_split, read_lines
+from mmrl.app.run.folder import Line, RunDir, also_split, read_lines
 from mmrl.app.run.sample_files import frames_of, store
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Losses, Progress, figures, flat
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Segment, segments_of
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status
+from mmrl.data.files.mp4 import write_mp4
 from mmrl.training.callbacks import Callback, Callbacks, Examples
+from tests.support.runs import evaluated
 
 OK, NA, FAILED = int(Status.OK), int(Status.NA), int(Status.FAILED)
 PHOTO = Image.radial_gradient("L").resize((1000, 500)).convert("RGB")
@@ -43,16 +46,14 @@ def groups() -> list[Group]:
     sizes = (MediaSize(1000, 500, 500, 250),)
     first = Prompt("p0", "Where?", (PHOTO,), Box(100, 100, 900, 400, "norm1000", "cat"), {"level": 3, "odd": object()})
     return [
-        Group(
-            4, first, (Sample(text="[1, 2, 3, 4]", media_sizes=sizes), Sample(text="<b>\n|", truncated=True, media_sizes=sizes))
-        ),
+        Group(4, first, tuple(Sample(text, truncated="<" in text, media_sizes=sizes) for text in ("[1, 2, 3, 4]", "<b>\n|"))),
         Group(9, Prompt("p1", "Draw", answer={"n": (1, 2)}), (Sample(image=torch.rand(3, 8, 8)),)),
     ]
 
 
-def written(run: RunDir, space: str | None = "norm1000") -> list[dict[str, Any]]:
-    JsonlTracker(run, space).write(20, Examples(groups(), SCORES), "eval")
-    return [json.loads(line) for line in (run.samples / "eval-000020.jsonl").read_text().splitlines()]
+def written(run: RunDir) -> list[Line]:
+    JsonlTracker(run, "norm1000").write(20, Examples(groups(), SCORES), "eval")
+    return read_lines(run.samples_file("eval", 20)).lines
 
 
 def test_trackers_keep_the_protocol(tmp_path: Path) -> None:
@@ -61,27 +62,24 @@ def test_trackers_keep_the_protocol(tmp_path: Path) -> None:
     assert all(isinstance(tracker, Callback) for tracker in trackers)
 
 
-def test_samples_lines_hold_scores_status_and_totals(tmp_path: Path) -> None:
+def test_samples_lines_hold_scores_status_totals_and_what_json_can_say_of_prompts(tmp_path: Path) -> None:
     lines = written(RunDir.create(tmp_path))
-    assert [line["scores"] for line in lines] == [
-        {"iou": 0.5, "short": 1.0},
-        {"iou": None, "short": 0.0},
-        {"iou": 0.25, "short": None},
-    ]
+    assert [[line["scores"][name] for name in ("iou", "short")] for line in lines] == [[0.5, 1.0], [None, 0.0], [0.25, None]]
     assert [line["status"]["iou"] for line in lines] == ["ok", "failed", "ok"] and lines[2]["status"]["short"] == "na"
     assert [line["total"] for line in lines] == [1.0, None, 0.25]
-    assert [(line["group"], line["sample"], line["prompt"], line["truncated"]) for line in lines] == [
-        (4, 0, "p0", False),
-        (4, 1, "p0", True),
-        (9, 0, "p1", False),
-    ]
+    places = [(line["group"], line["sample"], line["prompt"], line["truncated"]) for line in lines]
+    assert places == [(4, 0, "p0", False), (4, 1, "p0", True), (9, 0, "p1", False)]
+    first, _, last = lines
+    assert first["columns"] == {"level": 3} and first["completion"] == "[1, 2, 3, 4]" and first["box_space"] == "norm1000"
+    # norm1000 -> pixels of a 1000 x 500 file
+    assert first["answer_boxes"] == [[100.0, 50.0, 900.0, 200.0, "cat"]] and first["media_sizes"] == [[1000, 500, 500, 250]]
+    assert last["answer"] == {"n": [1, 2]} and last["answer_boxes"] == [] and last["completion"] is None
 
 
 def test_samples_lines_hold_who_wrote_what(tmp_path: Path) -> None:
     run, segments = RunDir.create(tmp_path), segments_of([("policy", 2), ("environment", 3), ("policy", 1)])
     sample = Sample("now", (5, 6, 7, 8, 9, 4), segments=segments, earlier="then? ")
-    scores = Scores(("a",), torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.long), torch.ones(1))
-    JsonlTracker(run).write(1, Examples([Group(0, Prompt("p"), (sample, Sample("now", (4,))))], scores), "eval")
+    evaluated(run, Prompt("p"), {1: [sample, Sample("now", (4,))]})
     several, one = read_lines(run.samples_file("eval", 1)).lines
     assert SampleLine(several, None).transcript == sample.transcript and SampleLine(several, None).text == "now"
     assert tuple(Segment(*part) for part in several["segments"]) == segments
@@ -90,14 +88,6 @@ def test_samples_lines_hold_who_wrote_what(tmp_path: Path) -> None:
     assert (
         "from letter 1 on: recorded 'then? now', now 'when? now'" in verdict(replace(sample, earlier="when? "), several, run).text
     )
-
-
-def test_samples_lines_hold_what_json_can_say_of_prompts(tmp_path: Path) -> None:
-    first, _, last = written(RunDir.create(tmp_path))
-    assert first["columns"] == {"level": 3} and first["completion"] == "[1, 2, 3, 4]" and first["box_space"] == "norm1000"
-    # norm1000 -> pixels of a 1000 x 500 file
-    assert first["answer_boxes"] == [[100.0, 50.0, 900.0, 200.0, "cat"]] and first["media_sizes"] == [[1000, 500, 500, 250]]
-    assert last["answer"] == {"n": [1, 2]} and last["answer_boxes"] == [] and last["completion"] is None
 
 
 def test_pictures_are_small_and_stored_once(tmp_path: Path) -> None:
@@ -146,20 +136,9 @@ def test_pictures_are_turned_upright_as_the_policy_sees_them(tmp_path: Path) -> 
 
 
 def test_a_video_file_becomes_a_strip_of_its_frames(tmp_path: Path) -> None:
-    import av
-
-    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
-        stream = container.add_stream("mpeg4", rate=8)
-        stream.width, stream.height = 64, 48
-        for level in range(0, 250, 25):
-            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), level, dtype=np.uint8))
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+    write_mp4(tmp_path / "clip.mp4", np.stack([np.full((48, 64, 3), level, np.uint8) for level in range(0, 250, 25)]), fps=8)
     run = RunDir.create(tmp_path / "run")
-    group = Group(0, Prompt("p", "When?", (str(tmp_path / "clip.mp4"),)), (Sample(text="3 s"),))
-    JsonlTracker(run).write(
-        0, Examples([group], Scores(("r",), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1))), "eval"
-    )
+    evaluated(run, Prompt("p", "When?", (str(tmp_path / "clip.mp4"),)), {0: [Sample(text="3 s")]})
     media = json.loads(run.samples_file("eval", 0).read_text())["media"][0]
     with Image.open(run.samples / media["file"]) as stored:
         assert media["kind"] == "video" and stored.size == (4 * 66 - 2, 48)
@@ -168,8 +147,7 @@ def test_a_video_file_becomes_a_strip_of_its_frames(tmp_path: Path) -> None:
 
 def test_media_of_unknown_kind_are_named_not_dropped(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
-    group = Group(0, Prompt("p", media=(3.5,)), (Sample(text="a"),))
-    JsonlTracker(run).write(0, Examples([group], SCORES.take(torch.tensor([0]))), "eval")
+    evaluated(run, Prompt("p", media=(3.5,)), {0: [Sample(text="a")]})
     assert json.loads(run.samples_file("eval", 0).read_text())["media"] == [{"kind": "unknown", "file": None, "what": "float"}]
 
 
@@ -248,8 +226,7 @@ def test_samples_of_every_way_to_answer_are_kept(tmp_path: Path) -> None:
         JsonlTracker(run).after_evaluation(step, {"eval/total": 0.5}, replace(shown, also={"no guidance [1]": shown}))
     assert run.also_names() == ["no guidance [1]"] and run.sample_steps("eval") == [0, 5]
     assert run.sample_steps(also_split("no guidance [1]")) == [0, 5]
-    lines = [json.loads(line) for line in run.samples_file("eval", 5).read_text().splitlines()]
-    assert [line["parts"] for line in lines] == [{"iou/hit": 1.0}, {}, {}]
+    assert [line["parts"] for line in read_lines(run.samples_file("eval", 5)).lines] == [{"iou/hit": 1.0}, {}, {}]
     found = {one.name for one in all_changes(load(run.path))}
     assert {"Reward", "no guidance [1]: Reward"} <= found
     run.truncate(0)
@@ -265,8 +242,7 @@ def test_missing_and_unknown_trackers_name_the_remedy(tmp_path: Path, monkeypatc
 
 
 def test_progress_writes_plain_lines_now_and_then_and_the_last_step(tmp_path: Path) -> None:
-    now = [0.0]
-    out = io.StringIO()
+    now, out = [0.0], io.StringIO()
     progress = Progress(10, 4, Console(file=out, width=40), every_s=5.0, clock=lambda: now[0])
     progress.after_evaluation(0, {"eval/iou": 0.25, "eval/iou/unparsed": 0.0, "eval/total": 0.5}, Examples(groups(), SCORES))
     for step in range(1, 11):
@@ -286,22 +262,25 @@ def test_progress_writes_plain_lines_now_and_then_and_the_last_step(tmp_path: Pa
     ]
 
 
-def test_what_nothing_scored_is_no_nan() -> None:
+def said_of(metrics: Mapping[int, dict[str, float]], shown: Examples) -> list[str]:
+    """The lines about these evaluations."""
     out = io.StringIO()
     progress = Progress(5, 4, Console(file=out))
-    for step, value in ((0, math.nan), (5, 0.5), (10, math.nan), (15, 0.75)):
-        progress.after_evaluation(step, {"eval/total": value}, Examples(groups(), SCORES))
-    said = [line.partition("total ")[2] for line in out.getvalue().splitlines()]
-    assert said == ["no score", "0.500", "no score", "0.750 (+0.250)"]
+    for step, values in metrics.items():
+        progress.after_evaluation(step, values, shown)
+    return out.getvalue().splitlines()
+
+
+def test_what_nothing_scored_is_no_nan() -> None:
+    totals = {0: math.nan, 5: 0.5, 10: math.nan, 15: 0.75}
+    said = said_of({step: {"eval/total": total} for step, total in totals.items()}, Examples(groups(), SCORES))
+    assert [line.partition("total ")[2] for line in said] == ["no score", "0.500", "no score", "0.750 (+0.250)"]
 
 
 def test_progress_has_a_line_for_every_way_to_answer() -> None:
-    out = io.StringIO()
-    progress = Progress(5, 4, Console(file=out))
     shown = Examples(groups(), SCORES, also={"plain": Examples(groups(), SCORES)})
-    for step, value in ((0, 0.25), (5, 0.5)):
-        progress.after_evaluation(step, {"eval/total": value, "eval/plain/total": value / 2, "eval/plain/iou/hit": 1.0}, shown)
-    assert out.getvalue().splitlines() == [
+    first = {"eval/total": 0.25, "eval/plain/total": 0.125, "eval/plain/iou/hit": 1.0}
+    assert said_of({0: first, 5: {name: 2 * value for name, value in first.items()}}, shown) == [
         "step 0  held out: total 0.250",
         "step 0  held out, plain: total 0.125",
         "step 5  held out: total 0.500 (+0.250)",
@@ -357,11 +336,8 @@ def test_after_a_resume_changes_are_still_those_since_the_first_evaluation(tmp_p
 
 
 def test_tables_in_lists_are_settings_of_their_own() -> None:
-    assert flat({"reward": [{"use": "iou", "weight": 1.0}], "by": ["split"]}) == {
-        "reward.0.use": "iou",
-        "reward.0.weight": 1.0,
-        "by": "['split']",
-    }
+    found = flat({"reward": [{"use": "iou", "weight": 1.0}], "by": ["split"]})
+    assert found == {"reward.0.use": "iou", "reward.0.weight": 1.0, "by": "['split']"}
 
 
 def test_several_hear_of_steps_and_of_evaluations(tmp_path: Path) -> None:
