@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mmrl.app.config.run import load
 from mmrl.app.run.build import build
-from mmrl.policies.flow.write.generate import Sampled
 from mmrl.policies.shared.workers.crew import Crew, Restarts
 from mmrl.policies.shared.workers.remote import HEAD, NOTHING, Place, Remote, SamplingProcess, Slots, buffer_of
 from mmrl.runtime.repeating import Kernels
@@ -70,7 +69,7 @@ class FaultySlots(Slots):
             super().write(place, version, weights)
 
 
-def plain(draw: Draw, *job: object) -> object:
+def plain(draw: Draw, *job: object) -> Any:
     """Draw what was asked for."""
     return draw(*job)
 
@@ -114,10 +113,6 @@ def change_nothing(fault: Fault, folder: Path) -> str:
     return "the same weights"
 
 
-def lose(slots: Slots, place: int, version: int, weights: Sequence[Tensor]) -> None:
-    """The weights do not arrive."""
-
-
 def tear(slots: Slots, place: int, version: int, weights: Sequence[Tensor]) -> None:
     """The last weights are missing."""
     Slots.write(slots, place, version, weights)
@@ -134,11 +129,6 @@ def overwrite(slots: Slots, place: int, version: int, weights: Sequence[Tensor])
     """Another trainer writes its weights over them."""
     Slots.write(slots, place, version, weights)
     Slots.write(slots, place, version + 40, [weight + 1 for weight in weights])
-
-
-def name_other(draw: Draw, place: int, version: int, *asked: object) -> Sampled:
-    """It names another version than it drew with."""
-    return replace(draw(place, version, *asked), weights_version=version + 1)
 
 
 def keep_first(draw: Draw, place: int, version: int, *asked: object) -> object:
@@ -164,42 +154,38 @@ class Unread:
         """Leave the weights as they were at the beginning: those of an adapter that changes nothing."""
 
 
-def mix_rows(draw: Draw, place: int, version: int, requests: Sequence[object], *asked: object) -> Sampled:
-    """It draws the requests of a chunk in another order."""
-    return draw(place, version, list(requests)[::-1], *asked)
+def otherwise(change: Callable[..., Sequence[object]]) -> Twist:
+    """It draws with the weights it was told of, and something else than it was asked for."""
+    return lambda draw, place, version, *asked: draw(place, version, *change(*asked))
 
 
-def leave_out(draw: Draw, place: int, version: int, requests: Sequence[object], *asked: object) -> Sampled:
-    """It draws the first request of a chunk alone."""
-    return draw(place, version, list(requests)[:1], *asked)
+def see_last(prompts: Sequence[Any], *asked: object) -> Sequence[object]:
+    """Every prompt of a chunk has the picture of the last one, as if features were kept too long."""
+    return [replace(one, media=prompts[-1].media) for one in prompts], *asked
 
 
-def turn_round(draw: Draw, place: int, version: int, prompts: object, *asked: Sequence[object]) -> object:
-    """It writes the rows of a chunk in another order."""
-    index, seeds, sampling = asked
-    return draw(place, version, prompts, index[::-1], seeds[::-1], sampling)
-
-
-def see_another(draw: Draw, place: int, version: int, prompts: Sequence[Any], *asked: object) -> object:
-    """It shows every prompt of a chunk the picture of the last one, as features would that were kept too long."""
-    return draw(place, version, [replace(one, media=prompts[-1].media) for one in prompts], *asked)
-
-
+MIXED = otherwise(lambda prompts, index, seeds, sampling: (prompts, index[::-1], seeds[::-1], sampling))
 LOST = {
-    "a publication is lost": ("a publication was lost", lose),
+    "a publication is lost": ("a publication was lost", lambda *_: None),
     "a publication is torn": ("written in part", tear),
     "another trainer writes into its memory": ("replaced too early", overwrite),
 }
 WRONG = {
-    "one names another version of the weights": ("and ahead = 1 says", name_other),
+    "one names another version of the weights": (
+        "and ahead = 1 says",
+        lambda *job: replace(plain(*job), weights_version=job[2] + 1),
+    ),
     "one keeps its first weights and denies it": ("|log ratio| is", keep_first),
-    "one draws a chunk's prompts in another order": ("was asked for the samples", mix_rows),
-    "one leaves prompts of a chunk out": ("was asked for the samples", leave_out),
+    "one draws a chunk's prompts in another order": (
+        "was asked for the samples",
+        otherwise(lambda rows, *asked: (rows[::-1], *asked)),
+    ),
+    "one leaves prompts of a chunk out": ("was asked for the samples", otherwise(lambda rows, *asked: (rows[:1], *asked))),
 }
 WRITING = {
     "one that writes keeps its first weights and denies it": ("|log ratio| is", keep_first),
-    "one that writes mixes the rows of a chunk": ("was asked for the samples", turn_round),
-    "one that writes keeps features of another picture": ("|log ratio| is", see_another),
+    "one that writes mixes the rows of a chunk": ("was asked for the samples", MIXED),
+    "one that writes keeps features of another picture": ("|log ratio| is", otherwise(see_last)),
 }
 ATTACKS = [
     *(Attack("samplers", name, partial(refuse, words, plain, fault, "flow")) for name, (words, fault) in LOST.items()),

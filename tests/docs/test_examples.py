@@ -1,25 +1,24 @@
-"""Every example runs as typed, and every path and config block in the docs is real."""
+"""Every example runs as typed, and every notebook from top to bottom, on tiny models; and none holds output of a machine."""
 
+import json
 import re
 import runpy
 import sys
-import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmrl.policies.text import families
 from mmrl.runtime.process_state import process_state, random_state, set_random_state
 from tests.support.each import for_each
+from tests.support.forked import ROOT, run
 
-ROOT = Path(__file__).parents[2]
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-EXAMPLES = pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-@EXAMPLES
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(example: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """As `python examples/NAME.py`, in this process: most of what one of its own would do is to import torch."""
     monkeypatch.chdir(ROOT)
@@ -37,19 +36,34 @@ def test_example_runs(example: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().out.strip()
 
 
-@for_each("example", sorted((ROOT / "examples").glob("*.py")))
+@for_each("example", EXAMPLES)
 def test_example_is_short(example: Path):
     assert len(example.read_text().splitlines()) <= 100
 
 
-def test_links_lead_somewhere():
-    """In the repository: a link to what exists on the site only is dead there."""
-    pages = [*DOCS, ROOT / "SECURITY.md", *(ROOT / "docs").glob("*/**/*.md")]
-    links = [(doc, link) for doc in pages for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", doc.read_text())]
-    assert [(doc.name, link) for doc, link in links if "://" not in link and not (doc.parent / link).exists()] == []
+def cells(notebook: Path, kind: str) -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
 
 
-@for_each("doc", DOCS, ids=lambda path: path.name)
-def test_toml_blocks_parse(doc: Path):
-    for block in re.findall(r"```toml\n(.*?)```", doc.read_text(), re.DOTALL):
-        assert tomllib.loads(block)
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(notebook: Path, tmp_path: Path):
+    done = run(str(Path(__file__).parent / "run_notebook.py"), str(notebook), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "report.html").is_file()
+    assert len(re.findall(r"^cell \d+: ", done.stdout, re.MULTILINE)) >= 4
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_as_jupyter_writes_it(notebook: Path):
+    book = json.loads(notebook.read_text(encoding="utf-8"))
+    assert (book["nbformat"], book["metadata"]["kernelspec"]["name"]) == (4, "python3")
+    ids = [cell["id"] for cell in book["cells"]]
+    assert len(set(ids)) == len(ids) >= 6
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells(notebook, "code"))
+    assert len(cells(notebook, "markdown")) >= 3
+
+
+def test_there_are_two():
+    assert [notebook.stem for notebook in NOTEBOOKS] == ["grounding", "text_to_image"]

@@ -1,8 +1,12 @@
-"""Nothing grows past what a reader holds in mind: files, functions, classes, arguments."""
+"""Nothing grows past what a reader holds in mind: files, functions, classes, arguments, and the vocabulary of core."""
 
 import ast
+from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
+from mmrl.core.types import Request
 from tests.support.each import for_each
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +51,36 @@ def test_a_long_function_and_nine_arguments_are_found():
     body = "\n".join(f"    x{i} = {i}" for i in range(60))
     source = f"def f(a, b, c, d, e, f, g, h, i):\n{body}\n"
     assert excesses(source) == ["1: function f of 61 lines", "1: f takes 9 arguments"]
+
+
+CORE = sorted((ROOT / "mmrl" / "core").rglob("*.py"))
+MOST_OF_CORE = {"lines": 1711, "files": 9, "protocols": 18, "fields of Request": 11}
+
+
+def is_protocol(node: ast.AST) -> bool:
+    """Does a class derive from Protocol itself, with or without parameters?"""
+    if not isinstance(node, ast.ClassDef):
+        return False
+    bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+    return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in bases)
+
+
+def figures() -> dict[str, int]:
+    texts = [file.read_text() for file in CORE]
+    return {
+        "lines": sum(len(text.splitlines()) for text in texts),
+        "files": len(CORE),
+        "protocols": sum(map(is_protocol, (node for text in texts for node in ast.walk(ast.parse(text))))),
+        "fields of Request": len(fields(Request)),
+    }
+
+
+@pytest.mark.parametrize("name", MOST_OF_CORE)
+def test_core_is_within_its_limit(name: str):
+    found = figures()[name]
+    assert found <= MOST_OF_CORE[name], f"{name}: {found}; move what one room alone uses to that room"
+
+
+def test_protocols_are_found():
+    tree = ast.parse("class A(Protocol): ...\nclass B(Protocol[T]): ...\nclass C(A): ...")
+    assert [is_protocol(node) for node in tree.body] == [True, True, False]

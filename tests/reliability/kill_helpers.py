@@ -11,13 +11,12 @@ import logging
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from mmrl.app.cluster.supervise import descendants
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build
 from mmrl.runtime.workers import living
 from tests.reliability.soak import fingerprint, result
 from tests.support.fake_engines import ask, make_environment
+from tests.support.loopback import launched
 from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -95,14 +94,21 @@ def end_of(kind: str, steps: int, folder: Path, kills: int = 0, between_s: float
 
 def end_of_launch(kind: str, steps: int, folder: Path, kills: int, between_s: float) -> tuple[dict[str, str], int]:
     """The same of `mmrl launch`, one of whose servers dies once the run has taken a step. Warnings tell of that, and differ."""
-    with launched(folder, *words_of_launch(folder, steps)) as launch:
+    cache = folder.parent / "cache"
+    if not cache.exists():
+        make_environment(cache / "engines" / "vllm-0.32.0", server="tests.support.fake_judge")
+    with launched(folder, 0, *words_of_launch(folder, steps), MMRL_CACHE=str(cache)) as launch:
+
+        def helpers() -> list[int]:
+            return launch.pids(lambda said, _: HELPERS[kind] in said and "watchdog" not in said) if metrics.exists() else []
+
         metrics = folder / "run" / "metrics.jsonl"
-        killer = Killer(lambda: helpers(launch.pid, kind) if metrics.exists() else [], kills, between_s, seed=steps)
+        killer = Killer(helpers, kills, between_s, seed=steps)
         killer.start()
-        code = launch.wait()
+        code = launch.end()
         killer.is_over = True
     if code:
-        raise SystemExit(f"mmrl launch ended with {code}:\n{(folder / 'output.txt').read_text()[-3000:]}")
+        raise SystemExit(f"mmrl launch ended with {code}:\n{launch.output[-3000:]}")
     left = result(folder / "run")
     return {name: left[name] for name in left if name != "warnings"}, kills - killer.left
 
@@ -121,37 +127,6 @@ def words_of_launch(folder: Path, steps: int) -> list[str]:
     own = [f"cluster.judge_port={port}", f"cluster.port={port + 2}"]
     more = ["cluster.restarts=1000", f'cluster.rewards=["{folder}/spec.toml"]', f"steps={steps}", f"output={folder}/run"]
     return ["tiny/image", *SETTINGS, UNHURRIED, rewards, *own, *more]
-
-
-@contextmanager
-def launched(folder: Path, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """`mmrl launch` of this tree with these words, what it says in output.txt; ends when the block ends."""
-    cache = folder.parent / "cache"
-    if not cache.exists():
-        make_environment(cache / "engines" / "vllm-0.32.0", server="tests.support.fake_judge")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MMRL_CACHE": str(cache)}
-    with (folder / "output.txt").open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mmrl", "launch", *words], cwd=ROOT, env=environment, stdout=output, stderr=output
-        )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
-def helpers(launch: int, kind: str) -> list[int]:
-    """The processes of a launch that answer as this kind."""
-    return [pid for pid in descendants(launch) if HELPERS[kind] in said(pid) and "watchdog" not in said(pid)]
-
-
-def said(pid: int) -> str:
-    """A process's command line; empty where it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 def say(line: str) -> None:

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from mmrl.app.cluster.supervise import descendants
 from tests.support.fake_engines import make_environment
@@ -98,17 +100,19 @@ class Loopback:
     def trainer(self, rank: int) -> int:
         return self.pid_of(lambda words, variables: "-m mmrl train" in words and f"LOCAL_RANK={rank}" in variables)
 
-    def pid_of(self, fits: Callable[[str, list[str]], bool]) -> int:
-        """The process of the launch whose command line and variables are like this."""
+    def pids(self, fits: Callable[[str, list[str]], bool]) -> list[int]:
+        """The processes of the launch whose command line and variables are like this."""
+        found = list[int]()
         for pid in descendants(self.process.pid):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+            with suppress(FileNotFoundError, ProcessLookupError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
                 variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if fits(words, variables):
-                return pid
-        raise AssertionError(f"no such process: {self.output[-3000:]}")
+                found += [pid] if fits(words, variables) else []
+        return found
+
+    def pid_of(self, fits: Callable[[str, list[str]], bool]) -> int:
+        [found, *_] = self.pids(fits) or pytest.fail(f"no such process: {self.output[-3000:]}")
+        return found
 
     def wait_until_held(self) -> None:
         """Wait until two steps are done and the third one's rewards are asked for."""
@@ -141,30 +145,19 @@ def lay_out(folder: Path, restarts: int = 3, deadline_s: float = 120.0, engines:
     (folder / "letters.py").write_text(REWARD)
     spec = folder / "spec.toml"
     spec.write_text(f'port = {ports["reward_port"]}\n[[reward]]\nuse = "./letters.py"\n')
-    environment = make_environment(folder / "engine")
-    settings = ports | {
-        "spec": spec,
-        "environment": environment,
-        "restarts": restarts,
-        "deadline_s": deadline_s,
-        "engines": engines,
-    }
-    (folder / "config.toml").write_text(CONFIG.format(**settings))
+    settings = {"spec": spec, "restarts": restarts, "deadline_s": deadline_s, "engines": engines}
+    text = CONFIG.format(environment=make_environment(folder / "engine"), **ports, **settings)
+    (folder / "config.toml").write_text(text)
     return ports
 
 
 @contextmanager
-def launched(folder: Path, port: int, *words: str) -> Iterator[Loopback]:
+def launched(folder: Path, port: int, *words: str, **variables: str) -> Iterator[Loopback]:
     """`mmrl launch` with these words, in the folder; killed with all it started when the block ends."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+    command = [sys.executable, "-m", "mmrl", "launch", *words]
     with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mmrl", "launch", *words],
-            cwd=folder,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
         yield Loopback(folder, port, process)
     finally:
