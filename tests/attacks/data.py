@@ -279,10 +279,7 @@ LABELLED = "<annotation><filename>1.jpg</filename><size><width>9</width><height>
 CHECKS |= {
     "CSV of 100,000 columns": (("rows.csv", "100,000 columns"), raw("rows.csv", WIDE)),
     "YAML of 200,000 brackets": (("data.yaml", "deeper than 100 levels"), placed(LABELS | {"data.yaml": DEEP})),
-    "keypoints that look like outlines": (
-        ("write kpt_shape: [1, 2]",),
-        placed({"labels/1.txt": KNEES, "classes.txt": "knee"}),
-    ),
+    "keypoints that look like outlines": (("write kpt_shape: [1, 2]",), placed({"labels/1.txt": KNEES, "classes.txt": "knee"})),
     "a list of VOC that names no file": (
         ("train.txt:1", "'2'", "remove the line"),
         placed({"Annotations/1.xml": LABELLED, "ImageSets/Main/train.txt": "2\n"}),

@@ -122,11 +122,7 @@ ATTACKS = [
     another("a picture that is a file of the machine", "/{}/media/%2e%2e/%2e%2e/%2e%2e/etc/passwd", 404),
     Attack("watch", "hostile captions, metrics and warnings", hostile_texts),
     Attack("watch", "200 connections that send nothing", many_connections),
-    Attack(
-        "watch",
-        "lines of nonsense while it looks",
-        partial(changed, partial(append, "metrics.jsonl", NONSENSE)),
-    ),
+    Attack("watch", "lines of nonsense while it looks", partial(changed, partial(append, "metrics.jsonl", NONSENSE))),
     Attack(
         "watch",
         "a samples file without an end",

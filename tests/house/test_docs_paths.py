@@ -50,27 +50,16 @@ def is_there(name: str) -> bool:
 
 
 @for_each("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
-def test_paths_lead_somewhere(doc: Path):
-    assert wrong_paths(doc.read_text(), doc.parent) == []
-
-
-@for_each("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
-def test_files_without_a_folder_are_somewhere(doc: Path):
-    assert wrong_files(re.sub(r"```.*?```", "", doc.read_text(), flags=re.DOTALL)) == []
-
-
-@for_each("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
-def test_modules_import(doc: Path):
-    assert wrong_modules(doc.read_text()) == []
+def test_what_is_named_is_there(doc: Path):
+    text = doc.read_text()
+    assert wrong_paths(text, doc.parent) == []
+    assert wrong_files(re.sub(r"```.*?```", "", text, flags=re.DOTALL)) == []
+    assert wrong_modules(text) == []
 
 
 def test_wrong_names_would_be_found():
     text = "mmrl/core/gone.py, `core/types.py`, core/gone/ and data/files/paths.py::gone, data/files/paths.py::path_below"
-    assert wrong_paths(text) == [
-        "core/gone/",
-        "data/files/paths.py::gone",
-        "mmrl/core/gone.py",
-    ]
+    assert wrong_paths(text) == ["core/gone/", "data/files/paths.py::gone", "mmrl/core/gone.py"]
     assert wrong_files("`types.py` and `gone.py`") == ["gone.py"]
     there = "mmrl.core.types, mmrl.Prompt, mmrl.core.types.Prompt"
     assert wrong_modules(f"{there}, mmrl.core.gone, mmrl.core.types.Gone, mmrl.gone") == [

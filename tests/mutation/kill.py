@@ -43,45 +43,45 @@ class Verdict:
     seconds: float
 
 
-def copy_tree(place: Path, root: Path = ROOT) -> Path:
+def copy_tree(place: Path) -> Path:
     """Copy the files that git knows or would add, without history and environment."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
-        if (root / name).is_file():
+        if (ROOT / name).is_file():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, place / name)
+            shutil.copy2(ROOT / name, place / name)
     return place
 
 
 @cache
-def files_to_run(file: str, root: Path = ROOT) -> list[str]:
+def files_to_run(file: str) -> list[str]:
     """Test files to run for a module: those of its room and of rooms that import it, and all that import it themselves.
 
     First what bears its name, then those that are fewest imports away from it, then those of its own room, then those that
     import least.
     """
-    known, graph = import_graph(root)
-    own = next(name for name, path in known.items() if path == root / file)
+    known, graph = import_graph()
+    own = next(name for name, path in known.items() if path == ROOT / file)
     away = distances(own, graph)
     near = {own, *users({own}, graph)}
-    mirrored = {mirror(known[name], root) or "" for name in near if name.startswith("mmrl.")} - {""}
-    rooms = [root / place for place in [*mirrored, *beside_app(mirrored), *BESIDE.get(Path(file).parts[1], [])]]
-    home = root / (mirror(root / file, root) or "tests")
+    mirrored = {mirror(known[name], ROOT) or "" for name in near if name.startswith("mmrl.")} - {""}
+    rooms = [ROOT / place for place in [*mirrored, *beside_app(mirrored), *BESIDE.get(Path(file).parts[1], [])]]
+    home = ROOT / (mirror(ROOT / file, ROOT) or "tests")
     ranked: list[tuple[bool, int, bool, int, str]] = []
     for name, path in known.items():
         if is_test(path) and (away.get(name) == 1 or any(path.is_relative_to(room) for room in rooms)):
             far = away.get(name, len(known))
             inside = path.is_relative_to(home)
             called = inside and path.stem.startswith(f"test_{Path(file).stem}")
-            ranked.append((not called, far, not inside, len(graph[name]), path.relative_to(root).as_posix()))
+            ranked.append((not called, far, not inside, len(graph[name]), path.relative_to(ROOT).as_posix()))
     return [name for *_, name in sorted(ranked)]
 
 
 @cache
-def import_graph(root: Path) -> tuple[dict[str, Path], dict[str, set[str]]]:
+def import_graph() -> tuple[dict[str, Path], dict[str, set[str]]]:
     """Module -> file, and module -> the modules it imports."""
-    known = modules(root)
+    known = modules(ROOT)
     return known, {name: imports(path, known) for name, path in known.items()}
 
 

@@ -39,7 +39,8 @@ def grounding(*args: Any, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["../out.png", "x/../../out.png", "./../out.png", "link.png", "folder/deep.png", "folder/../../out.png"]
+    "name",
+    ["../out.png", "x/../../out.png", "./../out.png", "link.png", "folder/deep.png", "folder/../../out.png", "folder/../out.png"],
 )
 def test_a_relative_path_stays_below_its_folder(name: str, place: Path):
     with pytest.raises(ValueError, match=r"boxes\.jsonl:2: the path .* (leads out of|leads through a link to) "):
@@ -147,12 +148,3 @@ def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name / "photos" / "1.png").touch()
         monkeypatch.chdir(tmp_path / name)
         assert path_below(Path("."), "photos/1.png", "image_root") == "./photos/1.png"
-
-
-def test_a_link_before_two_dots_leads_out_all_the_same(tmp_path: Path):
-    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
-    (tmp_path / "elsewhere" / "secret.png").touch()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere" / "deep")
-    with pytest.raises(ValueError, match="leads through a link"):
-        path_below(tmp_path / "data", "link/../secret.png", "image_root")

@@ -15,20 +15,7 @@ from torch import Tensor, nn
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, segments_of
-from mmrl.core.types import (
-    Batch,
-    Given,
-    Group,
-    Piece,
-    Prompt,
-    Reading,
-    Request,
-    Rollouts,
-    Sample,
-    Scope,
-    Trace,
-    Video,
-)
+from mmrl.core.types import Batch, Given, Group, Piece, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
 from mmrl.policies.text.read.evaluate import disagreement
 from mmrl.runtime.tensors import pad_actions
 
@@ -352,12 +339,7 @@ def prompts(count: int = 8) -> list[Prompt]:
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(count, 3, generator=generator)
     return [
-        Prompt(
-            str(i),
-            f"which? {i}",
-            answer=LETTERS[int(vector.argmax())],
-            columns={**KNOWN, "vector": vector.tolist()},
-        )
+        Prompt(str(i), f"which? {i}", answer=LETTERS[int(vector.argmax())], columns={**KNOWN, "vector": vector.tolist()})
         for i, vector in enumerate(vectors)
     ]
 

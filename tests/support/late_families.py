@@ -41,10 +41,7 @@ def tokens(count: int, **others: Any) -> dict[str, Any]:
 CASES = {
     "z_image": Case("z_image", 4.0, tokens(64, guidance_scale=3.0), {"max_prompt_tokens": 64}),
     "z_image_capped": Case(
-        "z_image",
-        4.0,
-        tokens(64, guidance_scale=3.0, cfg_normalization=True),
-        {"max_prompt_tokens": 64, "guidance_rule": "cap"},
+        "z_image", 4.0, tokens(64, guidance_scale=3.0, cfg_normalization=True), {"max_prompt_tokens": 64, "guidance_rule": "cap"}
     ),
     "z_image_turbo": Case("z_image", 1.0, tokens(64, guidance_scale=0.0), {"max_prompt_tokens": 64}),
     "flux2": Case(

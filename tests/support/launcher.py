@@ -14,19 +14,19 @@ from tests.support.ports import free_ports
 
 Kind = Literal["one", "replicated", "sharded", "zero2", "zero3"]
 KINDS: tuple[Kind, ...] = ("replicated", "sharded")
-TORCHRUN = ["-m", "torch.distributed.run", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "--nproc_per_node"]
+TORCHRUN = ["-m", "torch.distributed.run", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "--nproc_per_node", "2"]
 
 
 Done = subprocess.CompletedProcess[str]
 
 
-def started(module: str | Path, *words: Any, processes: int = 2, timeout: float = 900.0, **env: str) -> Done:
-    """A module or a script with words, under torchrun where it is more than one process; killed after `timeout` seconds."""
+def started(module: str | Path, *words: Any, **env: str) -> Done:
+    """A module or a script with words, under torchrun as two processes; killed after 15 minutes."""
     what = [str(module)] if isinstance(module, Path) else ["-m", module]
-    argv = [sys.executable, *([*TORCHRUN, str(processes)] if processes > 1 else []), *what, *map(str, words)]
+    argv = [sys.executable, *TORCHRUN, *what, *map(str, words)]
     path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env}
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
 def forked(module: str | Path, *words: Any, processes: int = 2, **env: str) -> Done:
