@@ -225,7 +225,7 @@ def step_of(policy: FlowPolicy, algorithm: Algorithm, micro_batch: int) -> tuple
 @pytest.mark.parametrize(("name", "family"), [("flow_grpo", "sd3"), ("grpo_guard", "flux"), ("diffusion_nft", "flux")])
 def test_an_update_does_not_depend_on_how_mixed_sizes_are_cut(tiny: Tiny, name: str, family: str):
     """Among them terms that compare latents with those of a reference, of the record and of an average."""
-    schedule, images, _, _ = SMALL[name]
+    schedule, images, *_ = SMALL[name]
     algorithm = replace(PRESETS[name], schedule=schedule, group_size=images, minibatches=1, epochs=1)
     if name == "flow_grpo":
         algorithm = replace(algorithm, objective=(*algorithm.objective[:1], (0.1, FlowKL("true"))))

@@ -30,7 +30,7 @@ from tests.support.rows import counts_of, scores
 Tiny = Callable[[str], str]
 TOKENS = {"sd3": 3, "flux": 24, "qwen_image": 40, "wan_i2v": 512, "wan_5b": 24, "wan": 24, "hunyuan15": 64}
 SIDE, FRAMES = 32, 5
-CLIPS: dict[str, Any] = {"height": SIDE, "width": SIDE, "frames": FRAMES, "fps": 8.0, "guidance": 1.0}
+CLIPS: dict[str, Any] = {"height": SIDE, "width": SIDE, "frames": FRAMES, "fps": 8.0, "guidance": None}
 """Settings of a policy that draws clips."""
 
 
