@@ -174,9 +174,11 @@ def test_recipes_of_the_working_directory_come_first(tmp_path: Path):
     assert find_recipe("mine").recipe == recipe.recipe
 
 
-def test_an_unknown_recipe_is_refused():
+def test_what_is_no_recipe_and_no_way_to_measure_one_is_refused():
     with pytest.raises(ValueError, match=r"there is no recipe 'vlm_r1_refcocco': did you mean 'vlm_r1_refcoco'"):
         find_recipe("vlm_r1_refcocco")
+    with pytest.raises(ValueError, match="give one of the three"):
+        run_recipe("flow_grpo_ocr", run=Path("runs/x"), untrained=True)
 
 
 def mmrl(*words: str) -> str:
@@ -213,11 +215,6 @@ def test_without_its_files_nothing_runs_and_all_is_told():
     assert "data/charades/Charades_v1_480: MISSING" in text
     assert "13 GB" in text and "for non-commercial use" in text and "unpack it into data/charades/" in text
     assert "mmrl recipe run temp_samp_r1_charades --scale tiny" in text
-
-
-def test_one_of_run_and_untrained():
-    with pytest.raises(ValueError, match="give one of the three"):
-        run_recipe("flow_grpo_ocr", run=Path("runs/x"), untrained=True)
 
 
 def test_made_up_prompts_have_the_published_layout_and_share_no_task(tmp_path: Path):
@@ -266,9 +263,10 @@ QUICK = {
 """A random model of the published class in place of one that is taught first."""
 
 
-def go_the_way(name: str, output: Path) -> None:
-    """Train and measure on a small scale; every figure is a number, written beside the paper's."""
-    words = QUICK.get(name, [])
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in SHORT else pytest.mark.evidence) for one in RECIPES])
+def test_a_recipe_on_a_small_scale(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Train and measure; every figure is a number, written beside the paper's."""
+    words, output = QUICK.get(name, []), tmp_path / "run"
     found = run_recipe(name, words, is_tiny=True, output=output)
     recipe, kept = RECIPES[name], json.loads((output / "recipe.json").read_text())
     assert [one.paper for one in found] == [paper for _, _, paper in figures_of(recipe)]
@@ -280,19 +278,8 @@ def go_the_way(name: str, output: Path) -> None:
     assert taken == list(range(1, len(taken) + 1)) and taken[1:]
     again = run_recipe(name, words, is_tiny=True, run=output)
     assert [one.value for one in again] == [one.value for one in found], "measured again, the same"
-
-
-@pytest.mark.parametrize("name", SHORT)
-def test_a_recipe_on_a_small_scale(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    go_the_way(name, tmp_path / "run")
     printed = capsys.readouterr().out
-    assert f"arXiv:{RECIPES[name].recipe.arxiv}" in printed and "95 % interval" in printed
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in SHORT])
-def test_every_recipe_on_a_small_scale(name: str, tmp_path: Path):
-    go_the_way(name, tmp_path / "run")
+    assert f"arXiv:{recipe.recipe.arxiv}" in printed and "95 % interval" in printed
 
 
 @pytest.mark.evidence
