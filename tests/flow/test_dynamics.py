@@ -1,3 +1,5 @@
+"""One step: the straight path between data and noise, guidance, and the dynamics that move along it."""
+
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -5,6 +7,8 @@ from typing import get_args
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmrl.flow.dynamics import (
     CPS,
@@ -17,7 +21,6 @@ from mmrl.flow.dynamics import (
     Solver,
     SolverName,
     Stochastic,
-    Wan,
     dynamics_of,
     euler,
     log_snr,
@@ -26,13 +29,14 @@ from mmrl.flow.dynamics import (
 )
 from mmrl.flow.integrate import integrate
 from mmrl.flow.layout import lay_out
-from mmrl.flow.path import data_of, noise_of
+from mmrl.flow.path import add_noise, data_of, noise_of, velocity_of
 from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.flow.sigmas import LinearShift, StaticShift
 
 SPACING = StaticShift(3.0)
 SIGMAS = SPACING.sigmas(SPACING.grid(10)).double()
 STEPS = torch.arange(10)
+TIMES, SEEDS = st.floats(0.01, 0.99), st.integers(0, 1000)
 
 
 def latents(n=10, seed=0):
@@ -42,40 +46,6 @@ def latents(n=10, seed=0):
 
 def col(x):
     return x[:, None, None]
-
-
-def test_flow_sde_draws_noise_of_exactly_the_level_first():
-    for level in (0.3, 0.7, 1.2):
-        torch.testing.assert_close(FlowSDE(level).deviation(SIGMAS, STEPS[:1])[0], torch.tensor(level, dtype=torch.float64))
-
-
-def test_flow_sde_coefficients_in_closed_form():
-    x, v = latents()
-    dt, eta = SIGMAS[1:] - SIGMAS[:-1], 0.7
-    a, b = 1 + eta**2 * dt / (2 * (1 - SIGMAS[:-1])), (1 + eta**2 / 2) * dt
-    a[0], b[0] = 1 - eta**2 / 2, dt[0]
-    torch.testing.assert_close(FlowSDE(eta).transition(x, v, SIGMAS, STEPS).mean, col(a) * x + col(b) * v)
-
-
-def test_dance_sde_is_the_velocity_less_half_the_score():
-    x, v = latents()
-    sigma, dt, eta = SIGMAS[:-1], SIGMAS[1:] - SIGMAS[:-1], 0.3
-    score = -(x - col(1 - sigma) * data_of(x, v, sigma)) / col(sigma) ** 2
-    expected = x + col(dt) * (v - eta**2 / 2 * score)
-    torch.testing.assert_close(DanceSDE(eta).transition(x, v, SIGMAS, STEPS).mean, expected)
-
-
-def test_wan_coefficient_is_proportional_to_sigma():
-    torch.testing.assert_close(Wan().diffusion(SIGMAS, STEPS), SIGMAS[1] * SIGMAS[:-1])
-
-
-def test_cps_keeps_the_marginal():
-    x, v = latents()
-    gaussian = CPS(0.8).transition(x, v, SIGMAS, STEPS)
-    data, noise = data_of(x, v, SIGMAS[:-1]), noise_of(x, v, SIGMAS[:-1])
-    left = ((gaussian.mean - col(1 - SIGMAS[1:]) * data) / noise)[:, 0, 0]
-    torch.testing.assert_close(left**2 + gaussian.std**2, SIGMAS[1:] ** 2)
-    torch.testing.assert_close(gaussian.std, SIGMAS[1:] * math.sin(0.4 * math.pi))
 
 
 @pytest.mark.parametrize("dynamics", [CPS(0.0), FlowSDE(0.0), DanceSDE(0.0)], ids=name_of)
@@ -89,28 +59,11 @@ def test_without_noise_every_step_is_euler(dynamics):
     torch.testing.assert_close(gaussian.draw(torch.ones_like(x)), gaussian.mean)
 
 
-def test_log_density_is_the_mean_over_elements_of_the_normal_one():
-    mean, noise = latents()
-    std = torch.linspace(0.1, 2, 10, dtype=torch.float64)
-    gaussian = Gaussian(mean, std)
-    x_next = gaussian.draw(noise)
-    expected = torch.distributions.Normal(mean, col(std)).log_prob(x_next).mean((1, 2))
-    torch.testing.assert_close(gaussian.log_density(x_next), expected)
-    torch.testing.assert_close(Gaussian(mean, std, normalized=False).log_density(x_next), -((x_next - mean) ** 2).mean((1, 2)))
-
-
 def test_log_density_has_no_gradient_through_the_latent():
     mean = torch.zeros(1, 3, requires_grad=True)
     gaussian = Gaussian(mean, torch.ones(1))
     gaussian.log_density(gaussian.draw(torch.ones(1, 3))).sum().backward()
     torch.testing.assert_close(mean.grad, torch.full((1, 3), 1 / 3))
-
-
-def test_a_step_without_noise_has_no_density():
-    x, v = latents()
-    gaussian = FlowSDE(0.0).transition(x, v, SIGMAS, STEPS)
-    with pytest.raises(ValueError, match="stochastic steps only"):
-        gaussian.log_density(x)
 
 
 def test_arithmetic_is_never_in_half_precision():
@@ -207,3 +160,27 @@ def test_a_schedule_may_bring_dynamics_of_its_own():
     torch.testing.assert_close(found.states[1], x - v / 4 + 0.5)
     torch.testing.assert_close(plan.deviations(sigmas), torch.tensor([0.5, 0.0]))
     assert name_of(Half()) == "Half"
+
+
+@settings(deadline=None, max_examples=30)
+@given(SEEDS, st.lists(TIMES, min_size=3, max_size=3))
+def test_data_noise_and_velocity_come_back(seed, numbers):
+    data, noise = latents(3, seed)
+    t = torch.tensor(numbers, dtype=torch.float64)
+    x, v = add_noise(data, noise, t), velocity_of(data, noise)
+    torch.testing.assert_close(data_of(x, v, t), data)
+    torch.testing.assert_close(noise_of(x, v, t), noise)
+
+
+@settings(deadline=None, max_examples=30)
+@given(SEEDS, TIMES, TIMES)
+def test_moving_along_the_velocity_stays_on_the_path(seed, t, later):
+    data, noise = latents(3, seed)
+    moved = add_noise(data, noise, t) + (later - t) * velocity_of(data, noise)
+    torch.testing.assert_close(moved, add_noise(data, noise, later))
+
+
+def test_time_runs_from_noise_to_data():
+    data, noise = latents()
+    assert torch.equal(add_noise(data, noise, 1.0), noise)
+    assert torch.equal(add_noise(data, noise, 0.0), data)

@@ -9,12 +9,11 @@ from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.flow import BestOfN, BestWorst
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
-from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, CenteredReward, GroupPreference, NegativeAware
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.weights.importance import EqualGradient, InverseStep, NoiseLevel
-from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, ORIGIN, PULL, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.algorithms.weights.importance import EqualGradient
+from mmrl.core.readings import ORIGIN, PULL, SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Counts, Prompt
 from mmrl.flow.dynamics import dynamics_of
 from mmrl.flow.integrate import gaussian_of
@@ -42,15 +41,6 @@ def test_tree_norm_without_sharing_is_group_norm():
     found = TreeNorm(ddof=0, eps=1e-4, zero_below=0.0)(rewards, rows)
     expected = GroupNorm(ddof=0, eps=1e-4, clip=5.0)(rewards, rows)
     torch.testing.assert_close(found.values[rows.action_mask], expected.values[rows.action_mask])
-
-
-def test_tree_norm_by_hand():
-    # splits at steps 0 and 1: nodes of depth 1 are worth 2 and 6 (mean 4, deviation 2 with ddof 0), leaves 1 3 5 7
-    rows, layout = rows_of(Tree(2, (0, 1), 2), [4])
-    values = TreeNorm(ddof=0, eps=0.0, clip=None)(scores(torch.tensor([[1.0], [3.0], [5.0], [7.0]])), rows).values
-    torch.testing.assert_close(values[:, 0], torch.tensor([-1.0, -1.0, 1.0, 1.0]))
-    torch.testing.assert_close(values[:, 1], torch.tensor([-3.0, -1.0, 1.0, 3.0]) / 5**0.5)
-    assert layout.trained.sum() == 6
 
 
 def test_every_node_counts_once_whatever_its_leaves():
@@ -185,50 +175,6 @@ def test_best_and_worst():
     rewards = scores(torch.tensor([[2.0], [5.0], [1.0], [3.0], [3.0]]))
     assert BestWorst()(rewards, rows).values[:, 0].tolist() == [0, 1, -1, -1, 1]
     assert BestWorst(worst=False)(rewards, rows).values[:, 0].tolist() == [0, 1, 0, 1, 1]
-
-
-def test_noise_level_weights_average_one_over_the_trained_steps():
-    plan = Full(8).at(0)
-    std = plan.deviations(plan.sigmas(StaticShift())).expand(3, -1)
-    batch = make_batch(std > 0, torch.zeros(3), {STD: std})
-    weights = NoiseLevel()(batch, Counts(1, 1, 1))
-    torch.testing.assert_close(weights[:, :-1].mean(1), torch.ones(3))
-    torch.testing.assert_close(weights[:, 0] / weights[:, 3], std[:, 0] / std[:, 3])
-    assert not weights[:, -1].any()
-
-
-def transition(seed=0, n=4, t=3, size=50):
-    """Readings of transitions whose policy has moved since it sampled."""
-    generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731
-    std = 0.2 + draw(n, t).abs()
-    mean_old, moved, noise = draw(n, t, size), 0.01 * draw(n, t, size), draw(n, t, size)
-    x = mean_old + std[..., None] * noise
-    lp = lambda mean: torch.distributions.Normal(mean, std[..., None]).log_prob(x).mean(-1)  # noqa: E731
-    readings = {LOGPROBS: lp(mean_old + moved), OLD_LOGPROBS: lp(mean_old), MEAN: mean_old + moved, SAMPLED_MEAN: mean_old}
-    return {**readings, STD: std, DT: 0.1 + draw(n, t).abs()}, noise, moved
-
-
-def test_normalized_log_ratio_is_the_mean_of_noise_times_movement():
-    readings, noise, moved = transition()
-    batch = make_batch(torch.ones(4, 3), torch.ones(4, 3), {})
-    _, infos = RatioNorm()(readings, batch)
-    torch.testing.assert_close(infos["policy/ratio"].log(), (noise * moved).mean(-1))
-
-
-def test_the_forms_of_kl_differ_by_known_factors():
-    readings, _, moved = transition()
-    readings[MEAN._replace(model="ref")] = readings[SAMPLED_MEAN]
-    batch = make_batch(torch.ones(4, 3), torch.ones(4, 3), {})
-    values = {form: FlowKL(form)(readings, batch)[0] for form in ("true", "no_dt", "mean_mse")}
-    torch.testing.assert_close(values["mean_mse"], (moved**2).mean(-1))
-    torch.testing.assert_close(values["true"], values["mean_mse"] / (2 * readings[STD] ** 2))
-    torch.testing.assert_close(values["no_dt"], values["true"] * readings[DT])
-
-
-def test_inverse_step():
-    batch = make_batch(torch.ones(1, 2), torch.ones(1), {DT: torch.tensor([[0.1, 0.25]])})
-    torch.testing.assert_close(InverseStep()(batch, Counts(1, 1, 1)), torch.tensor([[10.0, 4.0]]))
 
 
 @pytest.mark.parametrize("kind", ["flow_sde", "dance_sde", "wan", "cps", "ddim"])

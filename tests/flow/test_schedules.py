@@ -1,8 +1,13 @@
+"""Schedules: which steps of a rollout are noisy and train, what that costs, and plans that are refused."""
+
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from mmrl.flow.dynamics import CPS, DPM2, ODE, FlowSDE, name_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
-from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
+from mmrl.flow.schedules import Branching, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.flow.times import TimeSampler
 from tests.support.flow_costs import forwards
 
@@ -31,25 +36,11 @@ def test_windows_depend_on_seed_and_step_alone(move):
         assert [make(1).window(s) for s in range(20)] != [make(2).window(s) for s in range(20)]
 
 
-def test_progressive_window_by_hand():
-    schedule = Window(8, 3, dwell=2, stride=2)
-    starts = [schedule.window(step)[0] for step in range(10)]
-    assert starts == [0, 0, 2, 2, 4, 4, 0, 0, 2, 2]
-    stays = Window(8, 3, dwell=2, stride=3, roll_back=False)
-    assert [stays.window(step)[0] for step in range(8)] == [0, 0, 3, 3, 4, 4, 4, 4]
-    assert [Window(8, 3, dwell=2, stride=0, low=1).window(step)[0] for step in range(5)] == [1] * 5
-
-
 def test_the_official_empty_window_is_refused_with_the_remedy():
     schedule = Window(25, 4, high=23, overrun=True)
     assert schedule.window(574) == [22] and schedule.window(575) == []
     with pytest.raises(ValueError, match=r"step 575 .*overrun = false"):
         schedule.at(575)
-
-
-def test_a_window_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="5 steps do not fit"):
-        Window(6, 5, low=1)
 
 
 @pytest.mark.parametrize(
@@ -67,35 +58,9 @@ def test_full_trains_the_last_step_on_request_and_only_the_first_ones():
     assert trained(Full(4, trained_steps=2).at(0)) == [0, 1]
 
 
-def test_steps_without_a_density_cannot_train():
-    with pytest.raises(ValueError, match="no log-probability"):
-        StepPlan(DPM2(), trained=True)
-    with pytest.raises(ValueError, match="level 0"):
-        StepPlan(FlowSDE(0.0), trained=True)
-    with pytest.raises(ValueError, match="last cps step"):
-        Full(3, "cps", 0.8, last="trained").at(0)
-    with pytest.raises(ValueError, match="forward plan"):
-        RolloutPlan((StepPlan(CPS(0.5), trained=True), StepPlan()), forward=TimeSampler())
-
-
-def test_guidance_of_its_own_is_for_plans_that_train_nothing():
+def test_plans_that_train_nothing_have_guidance_and_weights_of_their_own():
     assert evaluation_plan(3, guidance=1.0).guidance == 1.0
-    with pytest.raises(ValueError, match=r"guidance 2\.0 of its own, .*set policy\.guidance"):
-        RolloutPlan((StepPlan(CPS(0.5), trained=True), StepPlan()), guidance=2.0)
-    with pytest.raises(ValueError, match=r"from step 1 on, .*evaluation\.base_from"):
-        RolloutPlan((StepPlan(CPS(0.5), trained=True), StepPlan()), base_from=1)
     assert [evaluation_plan(50, base_from=share).base_from for share in (0.6, 0.001, 1.0)] == [30, 1, 50]
-    with pytest.raises(ValueError, match=r"set policy\.guidance"):
-        RolloutPlan((StepPlan(),), forward=TimeSampler(), guidance=1.0)
-
-
-def test_one_step_refuses_a_pool_that_is_empty_and_a_cap_that_nothing_reads():
-    with pytest.raises(ValueError, match="no step from low = 4 up to high = 4 of 6"):
-        OneStep(6, low=4, high=4)
-    with pytest.raises(ValueError, match=r"only flow_sde has.*'wan'"):
-        OneStep(6, high=4, cap=0.45)
-    with pytest.raises(ValueError, match="whole chains"):
-        RolloutPlan((StepPlan(CPS(0.5), trained=True, branch=2), StepPlan()), shape="tree", noisy_at=0)
 
 
 def test_random_subset_is_the_same_everywhere_and_leaves_the_rest_deterministic():
@@ -105,8 +70,6 @@ def test_random_subset_is_the_same_everywhere_and_leaves_the_rest_deterministic(
     assert trained(plan) == sorted(schedule.choice(3))
     assert [step.dynamics for i, step in enumerate(plan.steps) if i not in schedule.choice(3)] == [ODE()] * 6
     assert {tuple(sorted(schedule.choice(step))) for step in range(60)} == {(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}
-    with pytest.raises(ValueError, match="RandomSubset"):
-        RandomSubset(4, (0, 1, 2, 3), 1)
 
 
 def test_costs_are_those_of_the_methods():
@@ -114,14 +77,6 @@ def test_costs_are_those_of_the_methods():
     assert flash == [11, 12, 13, 13, 14, 14, 15, 16, 16, 17, 17, 18, 19, 19, 20]
     assert forwards(Window(25, 4, stride=0, flash=0.2).at(0), 1).rollout == 7
     assert forwards(Window(25, 4, low=18, stride=0, high=23, flash=0.4).at(0), 1).rollout == 23
-    trunk = forwards(Branching(10, 6).at(0), 54, guided=True)
-    assert (trunk.rollout, trunk.update) == (2 * 279, 2 * 54)
-    tree = forwards(Tree().at(0), 16, frozen_models=1)
-    assert (tree.rollout, tree.update, tree.frozen, tree.per_image) == (203, 218, 218, 203 / 16)
-    dance = forwards(Full(16, "dance_sde", 0.3, trained_per_row=9).at(0), 12)
-    assert (dance.rollout, dance.update) == (12 * 16, 12 * 9)
-    nft = forwards(Forward().at(0), 24, frozen_models=2)
-    assert (nft.rollout, nft.update, nft.frozen) == (240, 216, 432)
     prefix = Window(10, 2, low=4, stride=0, initial_noise="group", share_prefix=True)
     assert forwards(prefix.at(0), 8).rollout == 5 + 8 * 5
     assert forwards(evaluation_plan(40), 1).rollout == 40 and forwards(evaluation_plan(40), 1).update == 0
@@ -150,21 +105,31 @@ def test_a_mixed_tree_is_noisy_at_splits_and_in_its_window():
     ]
     assert trained(tree.at(10)) == noisy(10)
     assert (forwards(tree.at(0), 4).rollout, forwards(tree.at(0), 4).update) == (1 + 3 * 2 + 4 * 4, 2 + 2 + 2 + 4)
-    whole = forwards(Tree(20, window=(0, 4), last="ode").at(0), 16)
-    # splits 2 + 4 + 8 + 16, and steps 1 and 2 of the window
-    assert (whole.rollout, whole.update) == (203, 30 + 2 + 2)
-    with pytest.raises(ValueError, match=r"Tree.window is \(6, 4\): 4 steps from step 6 on do not fit into 8 steps"):
-        Tree(8, (0, 3), window=(6, 4))
 
 
-@pytest.mark.parametrize(("name", "value"), [("trained_per_row", 4), ("trained_steps", 5)])
-def test_more_trained_steps_than_there_are_are_refused(name, value):
-    with pytest.raises(ValueError, match=rf"Full.{name} is {value}, but 3 of the 4 steps may train"):
-        Full(4, **{name: value})
-    with pytest.raises(ValueError, match="num_steps is 1"):
-        Full(1)
+TRAINED = (StepPlan(CPS(0.5), trained=True), StepPlan())
+NONSENSE = [
+    (partial(Window, 6, 5, low=1), "5 steps do not fit"),
+    (partial(StepPlan, DPM2(), trained=True), "no log-probability"),
+    (partial(StepPlan, FlowSDE(0.0), trained=True), "level 0"),
+    (partial(Full(3, "cps", 0.8, last="trained").at, 0), "last cps step"),
+    (partial(RolloutPlan, TRAINED, forward=TimeSampler()), "forward plan"),
+    (partial(RolloutPlan, TRAINED, guidance=2.0), r"guidance 2\.0 of its own, .*set policy\.guidance"),
+    (partial(RolloutPlan, TRAINED, base_from=1), r"from step 1 on, .*evaluation\.base_from"),
+    (partial(RolloutPlan, (StepPlan(),), forward=TimeSampler(), guidance=1.0), r"set policy\.guidance"),
+    (partial(OneStep, 6, low=4, high=4), "no step from low = 4 up to high = 4 of 6"),
+    (partial(OneStep, 6, high=4, cap=0.45), r"only flow_sde has.*'wan'"),
+    (partial(RolloutPlan, (replace(TRAINED[0], branch=2), StepPlan()), shape="tree", noisy_at=0), "whole chains"),
+    (partial(RandomSubset, 4, (0, 1, 2, 3), 1), "RandomSubset"),
+    (partial(Tree, 8, (0, 3), window=(6, 4)), r"Tree.window is \(6, 4\): 4 steps from step 6 on do not fit into 8 steps"),
+    (partial(Full, 4, trained_per_row=4), "Full.trained_per_row is 4, but 3 of the 4 steps may train"),
+    (partial(Full, 4, trained_steps=5), "Full.trained_steps is 5, but 3 of the 4 steps may train"),
+    (partial(Full, 1), "num_steps is 1"),
+    (partial(Branching, 6, at_steps=()), "at_steps"),
+]
 
 
-def test_nothing_to_branch_at_is_refused():
-    with pytest.raises(ValueError, match="at_steps"):
-        Branching(6, at_steps=())
+@pytest.mark.parametrize(("make", "said"), NONSENSE, ids=[said for _, said in NONSENSE])
+def test_plans_that_mean_nothing_are_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()

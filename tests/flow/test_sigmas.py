@@ -1,3 +1,5 @@
+"""Noise levels of a schedule as diffusers has them, and times that are drawn among them."""
+
 import inspect
 from importlib import import_module
 from typing import Any
@@ -8,6 +10,7 @@ import torch
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
 from mmrl.flow.dynamics import FlowSDE
+from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.flow.schedules import Window
 from mmrl.flow.sigmas import (
@@ -20,8 +23,8 @@ from mmrl.flow.sigmas import (
     StaticShift,
     spacing_of,
     table_of,
-    truncated_timesteps,
 )
+from mmrl.flow.times import TimeSampler
 
 DDIMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler = (
     getattr(import_module("diffusers"), name)
@@ -89,12 +92,6 @@ def test_sigmas_fall_from_one_to_zero(spacing):
     sigmas = of(spacing, 9, 1024)
     assert sigmas[0] == 1 and sigmas[-1] == 0 and len(sigmas) == 10
     assert (sigmas[1:] < sigmas[:-1]).all() and sigmas.dtype == torch.float32
-
-
-def test_linear_shift_by_hand():
-    # u = 1, 3/4, 1/2, 1/4, 0: sigma = 3u / (1 + 2u) = 1, 0.9, 0.75, 0.5, 0
-    torch.testing.assert_close(of(LinearShift(3.0), 4), torch.tensor([1, 0.9, 0.75, 0.5, 0]))
-    assert truncated_timesteps(torch.tensor([1.0, 0.96013, 0.5, 0.0])).tolist() == [1000, 960, 500]
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0, 6.0])
@@ -172,3 +169,34 @@ def test_the_table_of_noise_levels_is_ddims(steps: int, placing: str):
         assert sigmas[0] == pytest.approx(0.80, abs=0.01) and sigmas[-1] == pytest.approx(0.028, abs=0.001)
     with pytest.raises(ValueError, match="1001 denoising steps are more than the 1000 times"):
         table.grid(1001)
+
+
+EVEN = of(StaticShift(3.0), 10)
+
+
+def draws(sampler, count=50):
+    return torch.stack([sampler.draw(EVEN, generator_of(i)) for i in range(count)])
+
+
+def test_rollout_times_are_a_choice_without_repetition():
+    for row in draws(TimeSampler("rollout", 9)):
+        assert set(row.tolist()) < set(EVEN[:-1].tolist()) and len(set(row.tolist())) == 9
+
+
+def test_more_times_than_steps_are_refused():
+    with pytest.raises(ValueError, match="10 steps"):
+        TimeSampler("rollout", 11).draw(EVEN, generator_of(0))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "logit_normal", "discrete", "discrete_with_init", "discrete_wo_init"])
+def test_every_sample_has_one_time_per_stratum(kind):
+    sampler = TimeSampler(kind, 4, reach=0.9)
+    low, high = (sampler.strata(EVEN, torch.full((4,), u)) for u in (0.0, 0.999))
+    ordered = draws(sampler).sort(dim=1, descending=True).values
+    assert (ordered <= low + 1e-6).all() and (ordered >= high - 1e-6).all()
+    assert ((ordered > 0) & (ordered <= 1)).all()
+
+
+def test_first_index_is_forced_or_left_out():
+    assert (draws(TimeSampler("discrete_with_init", 3, reach=0.9)) == 1).any(1).all()
+    assert not (draws(TimeSampler("discrete_wo_init", 3, reach=0.9)) == 1).any()
