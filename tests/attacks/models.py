@@ -11,7 +11,7 @@ from typing import Any
 
 from mmrl.policies.flow.dry_run import load_meta
 from tests.attacks.attack import Attack, Bomb, refused
-from tests.policies.flow.test_damaged_configs import walk
+from tests.policies.flow.test_files import walk
 from tests.support.rude_servers import RUDE, rude
 
 Damage = Callable[[Path], object]

@@ -12,7 +12,7 @@ from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Branching, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.flow.sigmas import LinearShift
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
 from mmrl.policies.shared.lora import LoraSettings
 
 FAMILIES = ("sd3", "flux", "qwen_image")
@@ -68,6 +68,11 @@ def prompts() -> list[Prompt]:
 
 def requests(count: int = 4, num_prompts: int = 2, seed: int = 7) -> list[Request]:
     return [Request(prompt, count, group_id=i, seed=seed + i) for i, prompt in enumerate(prompts()[:num_prompts])]
+
+
+def trace_of(rollouts: Rollouts) -> FlowTrace:
+    assert isinstance(rollouts.trace, FlowTrace)
+    return rollouts.trace
 
 
 def logprobs(policy: FlowPolicy, rollouts: Rollouts, reading: Reading = LOGPROBS) -> Tensor:

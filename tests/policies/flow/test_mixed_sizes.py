@@ -20,7 +20,7 @@ from mmrl.flow.schedules import Forward, Full
 from mmrl.flow.sigmas import DynamicShift
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.dry_run import FlowDryRun
-from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
+from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.sizes import Size
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
@@ -37,6 +37,7 @@ from tests.support.flow_policies import (
     logprobs,
     prompts,
     relative_difference,
+    trace_of,
     with_adapters,
 )
 
@@ -62,10 +63,6 @@ def sized(prompt: Prompt, size: Size | None) -> Prompt:
     return prompt if size is None else replace(prompt, columns={"width": size[0], "height": size[1]})
 
 
-def sizes_of(family: str) -> list[Size | None]:
-    return OF_WAN if family in LARGER else SIZES
-
-
 def drawer(tiny: Tiny, family: str, size: Size | None = None, shadows: Sequence[str] = (), **settings: Any) -> FlowPolicy:
     """A policy with an adapter that does something, which draws this size unless a prompt says otherwise."""
     own = (32, 32) if family in LARGER or family.startswith("wan") else (16, 16)
@@ -82,11 +79,6 @@ def asked(sizes: Sequence[Size | None], count: int = 4) -> list[Request]:
     ]
 
 
-def trace_of(rollouts: Rollouts) -> FlowTrace:
-    assert isinstance(rollouts.trace, FlowTrace)
-    return rollouts.trace
-
-
 def rows_of(rollouts: Rollouts, group: int) -> torch.Tensor:
     return (rollouts.group_ids == group).nonzero()[:, 0]
 
@@ -99,7 +91,7 @@ def pixels(rollouts: Rollouts, group: int) -> np.ndarray:
 @pytest.mark.parametrize(("family", "plan"), WAYS)
 def test_a_mixed_step_is_the_steps_of_each_size(tiny: Tiny, family: str, plan: str):
     """Pictures, records, readings and gradients of three sizes, against three policies whose settings say the size."""
-    sizes = sizes_of(family)
+    sizes = OF_WAN if family in LARGER else SIZES
     policy = drawer(tiny, family)
     rollouts = policy.rollout(asked(sizes), EVERY[plan])
     policy.audit(rollouts)

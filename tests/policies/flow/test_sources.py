@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
 import torch
@@ -23,8 +22,9 @@ from mmrl.policies.flow.families.flux.flux1 import Flux, Kontext
 from mmrl.policies.flow.families.flux.flux2 import places
 from mmrl.policies.flow.families.qwen.image import QwenImageEdit
 from mmrl.policies.flow.families.sources import latents_of
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from tests.support.flow_policies import LORA, PLANS, latents, logprobs, read_again, stir
+from mmrl.policies.flow.policy import FlowPolicy
+from tests.support.flow_policies import LORA, PLANS, latents, logprobs, read_again, with_adapters
+from tests.support.pipelines import load_pipeline
 
 Tiny = Callable[[str], str]
 SIDE = 32
@@ -64,17 +64,9 @@ def noise(seed: int, width: int = SIDE, height: int = SIDE) -> Image.Image:
 
 def editor(folder: str, name: str, **settings: Any) -> FlowPolicy:
     """With adapters that do something."""
-    torch.manual_seed(0)
-    settings = {
-        "height": SIDE,
-        "width": SIDE,
-        "max_prompt_tokens": TOKENS[name],
-        "lora": LORA,
-        "guidance": GUIDANCE[name],
-    } | settings
-    policy = FlowPolicy(FlowPolicyConfig(folder, **settings))
+    usual = {"height": SIDE, "width": SIDE, "max_prompt_tokens": TOKENS[name], "lora": LORA, "guidance": GUIDANCE[name]}
+    policy = with_adapters(folder, (), **(usual | settings))
     policy.pipeline.set_progress_bar_config(disable=True)
-    stir(policy)
     return policy
 
 
@@ -85,19 +77,15 @@ def asked(name: str, count: int = 4, num_prompts: int = 2) -> list[Request]:
     return [Request(Prompt(id, text, media[i]), count, group_id=i, seed=7 + i) for i, (id, text) in enumerate(chosen)]
 
 
-def shown_to(request: Request) -> Any:
-    media = request.prompt.media
-    return media[0] if len(media) == 1 else list(media)
-
-
 def by_the_pipeline(name: str, pipeline: Any, requests: list[Request], output: str, steps: int = 4) -> list[Any]:
     """One call per sample, as a user of diffusers makes it."""
     found: list[Any] = []
     for request in requests:
+        media = request.prompt.media
         for i in range(request.count):
             found += pipeline(
                 prompt=request.prompt.text,
-                image=shown_to(request),
+                image=media[0] if len(media) == 1 else list(media),
                 height=SIDE,
                 width=SIDE,
                 num_inference_steps=steps,
@@ -143,8 +131,7 @@ def test_log_probabilities_are_read_again_and_every_adapter_gets_a_gradient(tiny
 def test_an_adapter_loads_in_diffusers_and_draws_the_same(tiny: Tiny, name: str, tmp_path: Path):
     policy, requests = editor(tiny(name), name), asked(name, count=1, num_prompts=1)
     policy.save(tmp_path)
-    pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(tiny(name))  # type: ignore[reportPrivateImportUsage]
-    pipeline.set_progress_bar_config(disable=True)
+    pipeline = load_pipeline(tiny(name))
     _, bare = ours_and_theirs(name, policy, pipeline, requests)
     pipeline.load_lora_weights(str(tmp_path))
     ours, theirs = ours_and_theirs(name, policy, pipeline, requests)
@@ -234,48 +221,40 @@ def test_prompts_with_another_number_of_pictures_are_drawn_as_alone(tiny: Tiny, 
     assert float((read - noted).abs()[rollouts.action_mask].max()) <= 1e-6
 
 
-BREAKS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+BREAKS: dict[str, tuple[str, object, str, object]] = {
     "Kontext: source at the noise's places": (
         "kontext",
-        lambda patch: patch.setattr(Kontext, "_places", lambda self, x: Flux._places(self, x).repeat(2, 1)),
+        Kontext,
+        "_places",
+        lambda self, x: Flux._places(self, x).repeat(2, 1),
     ),
     "Kontext: latents neither shifted nor scaled": (
         "kontext",
-        lambda patch: patch.setattr(
-            sources, "latents_of", lambda vae, pixels: latents_of(vae, pixels) / vae.config.scaling_factor
-        ),
+        sources,
+        "latents_of",
+        lambda vae, pixels: latents_of(vae, pixels) / vae.config.scaling_factor,
     ),
-    "Kontext: steps spaced by all tokens": ("kontext", lambda patch: patch.setattr(Kontext, "image_tokens", 512)),
+    "Kontext: steps spaced by all tokens": ("kontext", Kontext, "image_tokens", 512),
     "Qwen: a negative without pictures": (
         "qwen_edit",
-        lambda patch: patch.setattr(QwenImageEdit, "negative", lambda self, one: {**one, "embeds": one["empty"][-5:]}),
+        QwenImageEdit,
+        "negative",
+        lambda self, one: {**one, "embeds": one["empty"][-5:]},
     ),
-    "Qwen: the negative is the prompt": (
-        "qwen_edit",
-        lambda patch: patch.setattr(QwenImageEdit, "negative", lambda self, one: one),
-    ),
-    "Qwen: the norm of guided velocities is let go": (
-        "qwen_edit",
-        lambda patch: patch.setattr(QwenImageEdit, "keep_norm", False),
-    ),
-    "FLUX.2: pictures at the noise's time": (
-        "flux2",
-        lambda patch: patch.setattr(flux2, "places", lambda n, time, *rest: places(n, 0, *rest)),
-    ),
-    "FLUX.2: klein's negative without the picture": (
-        "flux2_klein",
-        lambda patch: patch.setattr(net, "SOURCE", "nothing"),
-    ),
+    "Qwen: the negative is the prompt": ("qwen_edit", QwenImageEdit, "negative", lambda self, one: one),
+    "Qwen: the norm of guided velocities is let go": ("qwen_edit", QwenImageEdit, "keep_norm", False),
+    "FLUX.2: pictures at the noise's time": ("flux2", flux2, "places", lambda n, time, *rest: places(n, 0, *rest)),
+    "FLUX.2: klein's negative without the picture": ("flux2_klein", net, "SOURCE", "nothing"),
 }
-"""A fact of a pipeline -> the editor whose drawing must tell, and how it is broken."""
+"""A fact of a pipeline -> the editor whose drawing must tell, where the fact stands, and another one in its place."""
 
 
 @pytest.mark.parametrize("fact", BREAKS)
 def test_a_broken_fact_is_noticed(tiny: Tiny, fact: str, monkeypatch: pytest.MonkeyPatch):
-    name, change = BREAKS[fact]
+    name, where, attribute, wrong_one = BREAKS[fact]
     policy, requests = editor(tiny(name), name), asked(name, count=1, num_prompts=1)
     right = latents(policy, requests, evaluation_plan(4))
-    change(monkeypatch)
+    monkeypatch.setattr(where, attribute, wrong_one)
     policy.encoder.known.clear()
     try:
         wrong = latents(policy, requests, evaluation_plan(4))

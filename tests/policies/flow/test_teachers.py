@@ -17,14 +17,14 @@ from mmrl.core.readings import MEAN, VELOCITY
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts
 from mmrl.flow.schedules import Full, OwnPath
 from mmrl.policies.flow.dry_run import FlowDryRun
-from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
+from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import TeacherSettings
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.support.flow_policies import batch_of, counted, make, stir
+from tests.support.flow_policies import batch_of, counted, make, stir, trace_of
 
 Tiny = Callable[[str], str]
 STEPS = 4
@@ -113,8 +113,7 @@ def test_on_its_own_path_it_is_the_distance_of_velocities(tiny: Tiny, taught: di
     """dt^2 times it, which 0.5 makes OPD's."""
     policy = student(tiny("sd3"), taught)
     rollouts = policy.rollout(asked("ocr", "taste"), PLAN)
-    assert isinstance(rollouts.trace, FlowTrace)
-    sigmas = rollouts.trace.sigma_tables[0].sigmas
+    sigmas = trace_of(rollouts).sigma_tables[0].sigmas
     means, velocities = (loss(policy, rollouts, FlowKL(form, "teacher")) for form in ("mean_mse", "velocity_mse"))
     torch.testing.assert_close(means, (sigmas[:-1] - sigmas[1:]) ** 2 * velocities, atol=1e-8, rtol=1e-3)
     assert float(means.detach()[:, : STEPS - 1].min()) > 0

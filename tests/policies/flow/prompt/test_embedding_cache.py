@@ -1,19 +1,23 @@
-"""Embeddings of prompts live on between runs, belong to the files that made them, and are made again where they are damaged."""
+"""Embeddings of prompts: names that tell these apart, a life between runs, the files that made them, and damaged ones."""
 
 import logging
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mmrl.app.commands.kept import clear, listing
 from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Prompt
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.prompt import embedding_cache
 from mmrl.policies.flow.prompt.embedding_cache import EmbeddingCache, digest_of
+from mmrl.policies.flow.prompt.encode import key_of
 from mmrl.runtime import cache as runtime_cache
 from mmrl.runtime.cache import entries
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests
@@ -176,3 +180,13 @@ def test_small_text_encoders_leave_the_disk_alone(tiny, cache, monkeypatch):
     monkeypatch.setattr(embedding_cache, "WORTH_KEEPING", 1000)
     assert make(tiny("sd3")).encoder.disk is not None
     assert make(tiny("sd3"), embeddings="memory").encoder.disk is None
+
+
+def test_what_is_embedded_alike_has_one_name_and_nothing_else_has():
+    red, blue = (Image.new("RGB", (8, 8), color) for color in ("red", "blue"))
+    edit = Prompt("0", "make it blue", media=(red,))
+    assert key_of("a cat") == key_of(Prompt("0", "a cat")) == "a cat"
+    assert key_of(replace(edit, id="1", answer="blue", media=(red.copy(),))) == key_of(edit)
+    others = ({"text": "make it red"}, {"media": (blue,)}, {"media": (red, red)}, {"columns": {"width": 64, "height": 32}})
+    for other in others:
+        assert key_of(replace(edit, **other)) != key_of(edit), other

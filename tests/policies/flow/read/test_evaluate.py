@@ -1,4 +1,4 @@
-"""Reading again what was sampled: exact, independent of the cut, and at the price the plan names."""
+"""Reading again what was sampled: exact, independent of how it is cut into parts, and at the price the plan names."""
 
 import math
 from dataclasses import replace
@@ -14,6 +14,7 @@ from mmrl.core.readings import (
     LOGPROBS,
     MEAN,
     ORIGIN,
+    REF_LOGPROBS,
     ROLLOUT_LOGPROBS,
     SAMPLED_MEAN,
     SIGMA,
@@ -21,13 +22,15 @@ from mmrl.core.readings import (
     TARGET_VELOCITY,
     VELOCITY,
 )
-from mmrl.core.types import Reading, Rollouts
+from mmrl.core.types import Batch, Reading, Scope
 from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Forward, Full
 from mmrl.flow.times import TimeSampler
-from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
+from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.flow.read.packing import cut_actions, cut_rows
+from tests.support.fakes import Steps
 from tests.support.flow_costs import forwards
 from tests.support.flow_policies import (
     FAMILIES,
@@ -40,14 +43,11 @@ from tests.support.flow_policies import (
     make,
     relative_difference,
     requests,
+    trace_of,
 )
+from tests.support.rows import make_batch
 
 NFT = Forward(num_steps=4, times=TimeSampler("rollout", count=3)).at(0)
-
-
-def trace_of(rollouts: Rollouts) -> FlowTrace:
-    assert isinstance(rollouts.trace, FlowTrace)
-    return rollouts.trace
 
 
 def in_turn(family: str, plan: str) -> bool:
@@ -67,9 +67,9 @@ def test_ratios_are_one_before_the_first_update(tiny, family, plan, guidance):
     policy = make(tiny(family), guidance=guidance)
     rollouts = policy.rollout(requests(), PLANS[plan])
     again = logprobs(policy, rollouts)
-    assert again.requires_grad
+    policy.audit(rollouts)
     ratio = (again - rollouts.recorded[ROLLOUT_LOGPROBS]).exp()[rollouts.action_mask]
-    assert len(ratio) >= 8
+    assert again.requires_grad and len(ratio) >= 8
     assert (ratio - 1).abs().max() < 1e-6
     assert not again[~rollouts.action_mask].any()
 
@@ -177,7 +177,7 @@ def test_what_the_schedule_says_holds_for_every_action(tiny):
     assert trace_of(rollouts).timesteps[0].tolist() == [math.floor(1000 * s) for s in sigma[:-1]]
 
 
-@pytest.mark.parametrize("plan", ["flow_grpo", "flash", "tree", "branches"])
+@pytest.mark.parametrize("plan", ["flow_grpo", "flash", "tree", "branches", "mix"])
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 def test_forwards_are_as_many_as_the_plan_says(tiny, plan, guidance):
     policy = make(tiny("sd3"), ["ref"], guidance=guidance)
@@ -192,22 +192,6 @@ def test_forwards_are_as_many_as_the_plan_says(tiny, plan, guidance):
     with counted(policy) as seen:
         policy.read(rollouts.trace, [LOGPROBS._replace(model="ref"), MEAN._replace(model="ref"), STD], rollouts.action_mask)
     assert sum(seen) == expected.frozen
-
-
-def test_the_formulas_of_the_methods(tiny):
-    """Forwards per group: FLUX-like 1 per step, guided 2; a TempFlow trunk T - 1 + K T (T - 1) / 2; shared prefixes once."""
-    policy = make(tiny("sd3"))
-    tree = forwards(PLANS["tree"], 4, guided=True)
-    # nodes with children: 1 + 2 + 2 + 4
-    assert tree.rollout == 2 * 9
-    assert tree.update == 2 * (2 + 2 + 4 + 4)
-    with counted(policy) as seen:
-        policy.rollout(requests(num_prompts=2), PLANS["tree"])
-    assert sum(seen) == 2 * tree.rollout
-    with counted(policy) as seen:
-        policy.rollout(requests(num_prompts=1), PLANS["mix"])
-    # one shared step before the window, then four samples of four steps
-    assert sum(seen) == 2 * (2 + 4 * 3)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +234,8 @@ def test_a_part_that_trains_nothing_has_a_gradient_of_zero(tiny):
     policy = make(tiny("sd3"))
     batch = batch_of(policy.rollout(requests(), PLANS["flow_grpo"]))
     idle = replace(batch, rollouts=replace(batch.rollouts, action_mask=torch.zeros_like(batch.rollouts.action_mask)))
-    parts = list(policy.split(idle, 2, "action"))
-    assert len(parts) == 1
-    found = gradients(policy, parts)
+    (part,) = policy.split(idle, 2, "action")
+    found = gradients(policy, [part])
     assert len(found) == len(policy.parameters())
     assert not any(bool(grad.any()) for grad in found)
 
@@ -303,8 +286,7 @@ def test_noised_copies_of_finished_samples(tiny, family):
     asked = requests(count=2)
     rollouts = policy.rollout(asked, NFT)
     trace, data = trace_of(rollouts), latents(policy, asked, NFT)
-    assert rollouts.action_mask.shape == (4, 3)
-    assert bool(rollouts.action_mask.all())
+    assert rollouts.action_mask.shape == (4, 3) and bool(rollouts.action_mask.all())
     assert ROLLOUT_LOGPROBS not in rollouts.recorded
     found = policy.read(trace, [VELOCITY, TARGET_VELOCITY, SIGMA], rollouts.action_mask)
     table = trace.sigma_tables[0].sigmas[:-1].tolist()
@@ -317,8 +299,13 @@ def test_noised_copies_of_finished_samples(tiny, family):
             with torch.no_grad():
                 v = slow_velocity(policy, group.prompt.text, data[row] + t * target, t * 1000, 2.0)
             torch.testing.assert_close(found[VELOCITY][row, k], v, atol=2e-4, rtol=1e-3)
-    ema = policy.read(trace, [VELOCITY._replace(model="ema")], rollouts.action_mask)[VELOCITY._replace(model="ema")]
-    torch.testing.assert_close(ema, policy_velocity_before(policy, trace, rollouts), atol=1e-6, rtol=0)
+    reading = VELOCITY._replace(model="ema")
+    ema = policy.read(trace, [reading], rollouts.action_mask)[reading]
+    with torch.no_grad():  # the weights that the policy was made with: `stir` moved the live ones afterwards
+        for weight, old in zip(policy.parameters(), policy.weights.shadows["ema"].weights, strict=True):
+            weight.copy_(old)
+        before = policy.read(trace, [VELOCITY], rollouts.action_mask)[VELOCITY]
+    torch.testing.assert_close(ema, before, atol=1e-6, rtol=0)
 
 
 def test_a_reading_may_have_a_guidance_of_its_own(tiny):
@@ -331,15 +318,6 @@ def test_a_reading_may_have_a_guidance_of_its_own(tiny):
         own = guided.read(rollouts.trace, [reading], rollouts.action_mask)[reading]
         torch.testing.assert_close(found[asked], own, atol=1e-6, rtol=0)
         assert (found[asked] - found[reading]).abs().max() > 1e-3
-
-
-def policy_velocity_before(policy: FlowPolicy, trace: FlowTrace, rollouts: Rollouts) -> Tensor:
-    """Under the weights the policy was made with: `stir` moved the live ones afterwards."""
-    shadow = policy.weights.shadows["ema"]
-    with torch.no_grad():
-        for weight, old in zip(policy.parameters(), shadow.weights, strict=True):
-            weight.copy_(old)
-        return policy.read(trace, [VELOCITY], rollouts.action_mask)[VELOCITY]
 
 
 def test_samples_of_a_prompt_can_be_noised_alike(tiny):
@@ -377,9 +355,11 @@ def test_noise_and_times_of_copies_belong_to_the_sample(tiny):
         (RolloutPlan((StepPlan(FlowSDE(0.7)), StepPlan())), MEAN, "no noisy step that trains"),
         (NFT, LOGPROBS, "objective on velocities"),
         (PLANS["flow_grpo"], TARGET_VELOCITY, "use the schedule Forward"),
-        (PLANS["flow_grpo"], ENTROPY, "quantity 'entropy' cannot be read"),
-        (PLANS["flow_grpo"], Reading("mean", "ema"), "model 'ema' cannot be read"),
-        (PLANS["flow_grpo"], Reading("mean", "policy", "masked"), "view 'masked' cannot be read"),
+        (PLANS["flow_grpo"], ENTROPY, "quantity 'entropy' cannot be read from this flow policy"),
+        (PLANS["flow_grpo"], Reading("mean", "ema"), "model 'ema' cannot be read from this flow policy"),
+        (PLANS["flow_grpo"], Reading("velocity", "old"), "model 'old' cannot be read from this flow policy"),
+        (PLANS["flow_grpo"], REF_LOGPROBS, "model 'ref' cannot be read from this flow policy"),
+        (PLANS["flow_grpo"], LOGPROBS._replace(view="masked"), "view 'masked' cannot be read from this flow policy"),
     ],
 )
 def test_readings_that_mean_nothing_are_refused(tiny, plan, reading, message):
@@ -404,3 +384,63 @@ def test_join_refuses_copies_beside_steps(tiny):
     traces = [policy.rollout(requests(), plan).trace for plan in (NFT, Full(num_steps=4).at(0))]
     with pytest.raises(ValueError, match="cannot train together"):
         policy.join(traces)
+
+
+MASK = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0]])
+IDS = [4, 9, 4, 9, 7]
+
+
+def numbered() -> Batch:
+    """Every action carries its own number, from 0 to 19, in trace and advantages."""
+    numbers = torch.arange(20.0).view(5, 4)
+    rollouts = replace(make_batch(MASK, numbers, {}, IDS).rollouts, trace=Steps({"x": numbers}))
+    return Batch(rollouts, numbers, torch.ones(5, 4), torch.ones(5, 4))
+
+
+def trained(part: Batch) -> list[float]:
+    """The numbers of the actions that train, the same in advantages and trace."""
+    trace = part.rollouts.trace
+    assert isinstance(trace, Steps) and torch.equal(trace.tensors["x"], part.advantages)
+    return part.advantages[part.rollouts.action_mask].tolist()
+
+
+ALL = [0.0, 1.0, 3.0, 5.0, 6.0, 12.0, 13.0, 14.0, 15.0, 18.0]
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(4, [4, 4, 2]), (9, [9, 1]), (10, [10]), (1, [1] * 10)])
+def test_actions_are_cut_row_after_row(most: int, sizes: list[int]):
+    parts = list(cut_actions(numbered(), most))
+    assert [len(trained(part)) for part in parts] == sizes
+    assert sorted(number for part in parts for number in trained(part)) == ALL
+    assert [float(part.share[part.rollouts.action_mask].sum()) for part in parts] == sizes
+    if len(parts) > 1:
+        assert all(not part.share[~part.rollouts.action_mask].any() for part in parts), "what trains elsewhere has no share"
+
+
+def test_a_part_holds_no_steps_before_and_after_its_own():
+    first, *_ = cut_actions(numbered(), 2)
+    assert trained(first) == [0.0, 1.0] and first.advantages.shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("scope", "budget", "expected"),
+    [
+        # rows of 3, 2, 0, 4 and 1 actions
+        ("action", 5, [[0, 1, 2], [3, 4]]),
+        ("action", 3, [[0], [1, 2], [3], [4]]),
+        ("rollout", 10, [[0, 1, 2, 3, 4]]),
+        ("rollout", 9, [[0, 1, 2, 3], [4]]),
+        # groups 4, 7 and 9 of 3, 1 and 6 actions
+        ("group", 4, [[0, 2, 4], [1, 3]]),
+        ("batch", 1, [[0, 1, 2, 3, 4]]),
+    ],
+)
+def test_rows_and_groups_stay_whole(scope: Scope, budget: int, expected: list[list[int]]):
+    parts = list(cut_rows(numbered(), budget, scope))
+    assert [[int(first) // 4 for first in part.advantages[:, 0]] for part in parts] == expected
+
+
+@pytest.mark.parametrize("scope", ["action", "group"])
+def test_no_rows_make_one_part(scope: Scope):
+    (part,) = cut_rows(numbered().take(torch.arange(0)), 4, scope)
+    assert len(part) == 0

@@ -15,13 +15,13 @@ from mmrl.core.readings import PIXELS, VELOCITY
 from mmrl.core.types import Group, Prompt, Rollouts
 from mmrl.flow.schedules import Full, Surrogate
 from mmrl.flow.surrogate import SurrogatePath
-from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
+from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.policies.flow.write.test_given import make as make_any
-from tests.support.flow_policies import make, prompts, requests
+from tests.support.flow_policies import make, prompts, requests, trace_of
 from tests.support.presets import BY_PIXELS
 
 Tiny = Callable[[str], str]
@@ -65,8 +65,7 @@ def gradient(policy: FlowPolicy, values: Tensor) -> Tensor:
 
 def whole_chain(policy: FlowPolicy, rollouts: Rollouts, keep: int) -> Tensor:
     """The pictures with a gradient through the last `keep` steps, by a loop of the pipeline's own network and decoder."""
-    trace = rollouts.trace
-    assert isinstance(trace, FlowTrace)
+    trace = trace_of(rollouts)
     sigmas, rows = trace.sigma_tables[0].sigmas, torch.arange(len(trace))
     x = trace.latents[trace.before[rows, STEPS - keep]]
     for step in range(STEPS - keep, STEPS):
@@ -83,10 +82,12 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("family", ["sd3", "flux"])
-@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize(
+    ("family", "kind"), [*((family, kind) for family in ("sd3", "flux") for kind in PATHS), ("sd15", "sparse")]
+)
 def test_pictures_of_a_path_are_the_samples_own(tiny: Tiny, family: str, kind: str):
-    policy = make(tiny(family))
+    """Of Stable Diffusion 1.5 too, which ends above 0."""
+    policy = make_any(tiny(family)) if family == "sd15" else make(tiny(family))
     rollouts = policy.rollout(requests(2), plan_of(PATHS[kind]))
     policy.audit(rollouts)
     assert set(rollouts.action_mask.sum(1).tolist()) <= ({2, 3} if kind == "bridge" else {PATHS[kind].steps})
@@ -95,14 +96,6 @@ def test_pictures_of_a_path_are_the_samples_own(tiny: Tiny, family: str, kind: s
         shown = torch.tensor(list(sample.image.tobytes())).view(16, 16, 3).permute(2, 0, 1) / 255
         assert float((picture - shown).detach().abs().max()) < 0.003
     assert gradient(policy, pixels.square().sum()).abs().max() > 0
-
-
-def test_stable_diffusion_1_5_ends_above_0(tiny: Tiny):
-    policy = make_any(tiny("sd15"))
-    rollouts = policy.rollout(requests(1), plan_of(PATHS["sparse"]))
-    for picture, (_, sample) in zip(pixels_of(policy, rollouts), rollouts.samples(), strict=True):
-        shown = torch.tensor(list(sample.image.tobytes())).view(16, 16, 3).permute(2, 0, 1) / 255
-        assert float((picture - shown).detach().abs().max()) < 0.003
 
 
 @pytest.mark.parametrize("keep", [1, 2, STEPS])
@@ -116,24 +109,20 @@ def test_draft_is_backpropagation_through_the_last_steps(tiny: Tiny, keep: int):
     assert float((found - wanted).norm() / wanted.norm()) < 1e-4
 
 
-def test_sparse_with_the_last_step_alone_is_draft_1(tiny: Tiny):
+@pytest.mark.parametrize(
+    ("path", "sparse"),
+    [
+        (SurrogatePath("draft", steps=1), SurrogatePath("sparse", steps=1)),
+        (SurrogatePath("bridge", steps=3, rescale=0.0, alpha=0.0), SurrogatePath("sparse", steps=3)),
+    ],
+    ids=["draft 1 is sparse with the last step alone", "a bridge that passes nothing is sparse with its steps"],
+)
+def test_one_path_is_another(tiny: Tiny, path: SurrogatePath, sparse: SurrogatePath):
     policy = make(tiny("sd3"))
-    rollouts = policy.rollout(requests(2), plan_of(SurrogatePath("draft", steps=1)))
-    trace = rollouts.trace
-    assert isinstance(trace, FlowTrace)
-    table = replace(trace.sigma_tables[0], plan=plan_of(SurrogatePath("sparse", steps=1)))
-    as_sparse = replace(rollouts, trace=replace(trace, sigma_tables=(table,)))
-    one, other = (gradient(policy, pixels_of(policy, found).sum()) for found in (rollouts, as_sparse))
-    assert torch.equal(one, other)
-
-
-def test_a_bridge_that_passes_nothing_is_sparse(tiny: Tiny):
-    """With the same steps, and no factor for the others."""
-    policy = make(tiny("sd3"))
-    rollouts = policy.rollout(requests(2), plan_of(SurrogatePath("bridge", steps=3, rescale=0.0, alpha=0.0)))
-    trace = rollouts.trace
-    assert isinstance(trace, FlowTrace) and not trace.through.any()
-    table = replace(trace.sigma_tables[0], plan=plan_of(SurrogatePath("sparse", steps=3)))
+    rollouts = policy.rollout(requests(2), plan_of(path))
+    trace = trace_of(rollouts)
+    assert path.kind == "draft" or not trace.through.any()
+    table = replace(trace.sigma_tables[0], plan=plan_of(sparse))
     as_sparse = replace(rollouts, trace=replace(trace, sigma_tables=(table,)))
     one, other = (gradient(policy, pixels_of(policy, found).sum()) for found in (rollouts, as_sparse))
     assert torch.equal(one, other)
@@ -144,8 +133,7 @@ def test_refl_decodes_what_one_late_step_points_at(tiny: Tiny):
     rollouts = policy.rollout(requests(4), plan_of(SurrogatePath("refl", steps=1, tail=0.5)))
     steps = rollouts.action_mask.nonzero()[:, 1]
     assert set(steps.tolist()) == {2, 3}
-    pixels, trace, rows = pixels_of(policy, rollouts), rollouts.trace, torch.arange(8)
-    assert isinstance(trace, FlowTrace)
+    pixels, trace, rows = pixels_of(policy, rollouts), trace_of(rollouts), torch.arange(8)
     v = policy.read(trace, [VELOCITY], rollouts.action_mask)[VELOCITY][rows, steps]
     ahead = trace.latents[trace.before[rows, steps]] - trace.sigma[rows, steps].view(-1, 1, 1, 1) * v
     wanted = (policy.family.decode(ahead) / 2 + 0.5).clamp(0, 1)

@@ -24,7 +24,7 @@ from mmrl.flow.schedules import Forward
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
 from mmrl.policies.video.decode import clip_at
-from tests.support.flow_policies import LORA, stir, with_adapters
+from tests.support.flow_policies import LORA, stir, trace_of, with_adapters
 from tests.support.rows import counts_of, scores
 
 Tiny = Callable[[str], str]
@@ -123,8 +123,7 @@ def handed_back(policy: FlowPolicy, rollouts: Rollouts) -> Tensor:
     seen: list[Tensor] = []
     vae = policy.pipeline.vae
     kept, vae.decode = vae.decode, lambda z, return_dict=False: (seen.append(z), kept(z, return_dict=False))[1]
-    assert isinstance(rollouts.trace, FlowTrace)
-    policy.decode(inputs_of(rollouts.trace)[0][:1])
+    policy.decode(inputs_of(trace_of(rollouts))[0][:1])
     vae.decode = kept
     return seen[0]
 
@@ -140,9 +139,7 @@ def test_the_losses_of_training_scripts(tiny: Tiny, family: str):
     beta = 200.0
     pairs = replace(KINDS["dpo_of_pictures"], objective=((1.0, DenoisingPreference(beta, kind)),))
     rollouts = policy.rollout(pairs.planner.first(PROMPTS, 2, 0, 5), plan_of("dpo_of_pictures"))
-    trace = rollouts.trace
-    assert isinstance(trace, FlowTrace)
-    loss = loss_of(policy, pairs, rollouts)
+    trace, loss = trace_of(rollouts), loss_of(policy, pairs, rollouts)
     texts = [prompt.text for prompt in PROMPTS for _ in range(2)]
     with torch.no_grad(), policy.weights.swapped_in("ref"):
         ref = errors(policy, trace, texts)
@@ -155,8 +152,7 @@ def test_the_losses_of_training_scripts(tiny: Tiny, family: str):
 
     taught = replace(KINDS["sft_of_pictures"], objective=((1.0, Matching(kind)),))
     rollouts = policy.rollout(TaughtPictures().first(PROMPTS, 1, 0, 5), plan_of("sft_of_pictures"))
-    assert isinstance(rollouts.trace, FlowTrace)
-    loss, wanted = loss_of(policy, taught, rollouts), errors(policy, rollouts.trace, [p.text for p in PROMPTS]).mean()
+    loss, wanted = loss_of(policy, taught, rollouts), errors(policy, trace_of(rollouts), [p.text for p in PROMPTS]).mean()
     torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
     found, expected = gradient_of(loss, policy), gradient_of(wanted, policy)
     assert float((found - expected).norm() / expected.norm()) < 2e-5
@@ -179,14 +175,12 @@ def test_encoding_is_decoding_backwards(tiny: Tiny, family: str):
 def test_a_pair_has_one_noise_and_one_time_and_a_file_gives_what_a_picture_gives(tiny: Tiny, tmp_path: Path):
     policy, plan = make(tiny("sd3")), plan_of("dpo_of_pictures")
     files = [prompt_of("cat", tmp_path), prompt_of("horse", tmp_path)]
-    one, other = (policy.rollout(TaughtPairs().first(prompts, 2, 0, 5), plan).trace for prompts in (PROMPTS, files))
-    assert isinstance(one, FlowTrace) and isinstance(other, FlowTrace)
+    one, other = (trace_of(policy.rollout(TaughtPairs().first(prompts, 2, 0, 5), plan)) for prompts in (PROMPTS, files))
     latents, noise, sigma = inputs_of(one)
     assert torch.equal(noise[::2], noise[1::2]) and torch.equal(sigma[::2], sigma[1::2])
     assert not torch.equal(noise[0], noise[2]) and not torch.equal(latents[0], latents[1])
     assert all(torch.equal(a, b) for a, b in zip(inputs_of(one), inputs_of(other), strict=True))
-    turned = policy.rollout(TaughtPairs("rejected", "chosen").first(PROMPTS, 2, 0, 5), plan).trace
-    assert isinstance(turned, FlowTrace)
+    turned = trace_of(policy.rollout(TaughtPairs("rejected", "chosen").first(PROMPTS, 2, 0, 5), plan))
     assert torch.equal(inputs_of(turned)[0], latents[[1, 0, 3, 2]])
 
 
@@ -203,17 +197,17 @@ FORWARD = plan_of("sft_of_pictures")
 
 
 @pytest.mark.parametrize(
-    ("request_", "plan", "settings", "message"),
+    ("request_", "plan", "message"),
     [
-        (Request(PROMPTS[0], 1, 0, role="injected", written="picture"), evaluation_plan(2), {}, 'kind = "Forward"'),
-        (Request(PROMPTS[0], 1, 0, role="injected", written="a text"), FORWARD, {}, "'a text', which is none of its columns"),
-        (Request(PROMPTS[0], 1, 0, role="injected"), FORWARD, {}, "gives 'None', which is none of its columns"),
-        (Request(PROMPTS[0], 1, 0, written="picture"), FORWARD, {}, "take a planner without hints"),
+        (Request(PROMPTS[0], 1, 0, role="injected", written="picture"), evaluation_plan(2), 'kind = "Forward"'),
+        (Request(PROMPTS[0], 1, 0, role="injected", written="a text"), FORWARD, "'a text', which is none of its columns"),
+        (Request(PROMPTS[0], 1, 0, role="injected"), FORWARD, "gives 'None', which is none of its columns"),
+        (Request(PROMPTS[0], 1, 0, written="picture"), FORWARD, "take a planner without hints"),
     ],
 )
-def test_refused(tiny: Tiny, request_: Request, plan: RolloutPlan, settings: dict[str, Any], message: str):
+def test_refused(tiny: Tiny, request_: Request, plan: RolloutPlan, message: str):
     with pytest.raises(ValueError, match=message):
-        make(tiny("sd3"), **settings).rollout([request_], plan)
+        make(tiny("sd3")).rollout([request_], plan)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +312,7 @@ def test_pairs_of_clips_in_memory(tiny: Tiny):
     light, dark = clip_of(FRAMES)[::-1].copy(), clip_of(FRAMES)
     pair = Prompt("fox", "a fox", columns={"chosen": light, "rejected": dark})
     TaughtPairs().check_prompts([pair])
-    trace = make(tiny("wan"), **CLIPS).rollout(TaughtPairs().first([pair], 2, 0, 5), plan_of("dpo_of_pictures")).trace
-    assert isinstance(trace, FlowTrace) and not torch.equal(trace.latents[trace.before[0]], trace.latents[trace.before[1]])
+    trace = trace_of(make(tiny("wan"), **CLIPS).rollout(TaughtPairs().first([pair], 2, 0, 5), plan_of("dpo_of_pictures")))
+    assert not torch.equal(trace.latents[trace.before[0]], trace.latents[trace.before[1]])
     with pytest.raises(ValueError, match="has the same picture in the columns"):
         TaughtPairs().check_prompts([Prompt("fox", "a fox", columns={"chosen": light, "rejected": light.copy()})])

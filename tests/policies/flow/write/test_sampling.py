@@ -1,8 +1,6 @@
 """Sampling: the same as the pipeline's own, the same alone as in company, and clear about what cannot be sampled."""
 
-import json
 import logging
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,76 +12,28 @@ import torch
 from mmrl.core.protocols import Policy
 from mmrl.core.readings import ROLLOUT_LOGPROBS, VELOCITY
 from mmrl.core.types import Prompt, Request, Tempering
-from mmrl.flow.layout import generator_of
+from mmrl.flow.dynamics import DPM2, ODE
 from mmrl.flow.path import data_of
-from mmrl.flow.plan import evaluation_plan
+from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Forward, Full
 from mmrl.flow.times import TimeSampler
-from mmrl.policies.flow.policy import FlowTrace
 from mmrl.policies.shared.lora import LoraSettings
-from tests.support.flow_policies import FAMILIES, PLANS, PROMPT_TOKENS, latents, make, prompts, requests
+from tests.support.flow_policies import FAMILIES, LORA, PLANS, latents, make, prompts, requests, stir, trace_of
 
-GUIDANCE: dict[str, dict[str, Any]] = {
-    "sd3": {"guidance_scale": 2.0},
-    "flux": {"guidance_scale": 2.0},
-    "qwen_image": {"true_cfg_scale": 2.0, "negative_prompt": " "},
-}
+X, (CAT, DOGS, _) = Prompt("p", "x"), prompts()
 
 
 def test_it_is_a_policy(tiny):
     policy = make(tiny("sd3"), ["ref"])
-    assert isinstance(policy, Policy)
-    assert policy.shadows == {"ref"}
-
-
-@pytest.mark.parametrize("guidance", [1.0, 2.0])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_without_noise_it_draws_what_the_pipeline_draws(tiny, family, guidance):
-    policy = make(tiny(family), guidance=guidance)
-    plan = evaluation_plan(5)
-    rollouts = policy.rollout(requests(count=2), plan)
-    ours = latents(policy, requests(count=2), plan)
-    policy.pipeline.set_progress_bar_config(disable=True)
-    settings = {name: guidance if name.endswith("scale") else value for name, value in GUIDANCE[family].items()}
-    if guidance == 1:
-        settings.pop("negative_prompt", None)
-    for row, (group, sample) in enumerate(rollouts.samples()):
-        generator = generator_of(7 + group.id, row % 2, 0)
-        common = {"num_inference_steps": 5, "height": 16, "width": 16, "max_sequence_length": PROMPT_TOKENS[family]}
-        theirs = policy.pipeline(group.prompt.text, generator=generator, output_type="latent", **common, **settings).images
-        torch.testing.assert_close(ours[row], theirs[0], atol=2e-5, rtol=1e-5)
-        generator = generator_of(7 + group.id, row % 2, 0)
-        image = policy.pipeline(group.prompt.text, generator=generator, **common, **settings).images[0]
-        assert np.abs(np.asarray(sample.image, dtype=int) - np.asarray(image, dtype=int)).max() <= 1
-
-
-def test_static_shift_of_flux_is_the_pipelines(tiny, tmp_path):
-    folder = shutil.copytree(tiny("flux"), tmp_path / "flux")
-    file = folder / "scheduler" / "scheduler_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_dynamic_shifting": False, "shift": 2.0}))
-    policy = make(str(folder))
-    ours = latents(policy, requests(count=1, num_prompts=1), evaluation_plan(3))
-    policy.pipeline.set_progress_bar_config(disable=True)
-    theirs = policy.pipeline(
-        "a red cat",
-        num_inference_steps=3,
-        height=16,
-        width=16,
-        max_sequence_length=PROMPT_TOKENS["flux"],
-        guidance_scale=2.0,
-        generator=generator_of(7, 0, 0),
-        output_type="latent",
-    ).images
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+    assert isinstance(policy, Policy) and policy.shadows == {"ref"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_prompt_changes_the_picture(tiny, family):
     policy = make(tiny(family))
     same_noise = [Request(prompt, 1, i, seed=3) for i, prompt in enumerate(prompts())]
-    drawn = latents(policy, same_noise, evaluation_plan(4))
-    assert (drawn[0] - drawn[1]).abs().max() > 0.05
-    assert (drawn[0] - drawn[2]).abs().max() > 0.05
+    first, *others = latents(policy, same_noise, evaluation_plan(4))
+    assert min((first - other).abs().max() for other in others) > 0.05
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -106,9 +56,8 @@ def test_the_order_of_requests_does_not_matter(tiny, plan):
 def test_cutting_forwards_changes_nothing(tiny):
     whole, cut, filled = (make(tiny("qwen_image"), forward_rows=rows, equal_forwards=rows == 5) for rows in (16, 3, 5))
     plan = PLANS["flow_grpo"]
-    expected = latents(whole, requests(), plan)
-    torch.testing.assert_close(latents(cut, requests(), plan), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(latents(filled, requests(), plan), expected, atol=1e-5, rtol=1e-5)
+    for other in (cut, filled):
+        torch.testing.assert_close(*(latents(one, requests(), plan) for one in (other, whole)), atol=1e-5, rtol=1e-5)
 
 
 def test_a_group_may_share_its_initial_noise(tiny):
@@ -118,8 +67,7 @@ def test_a_group_may_share_its_initial_noise(tiny):
     assert (own[0] - own[1]).abs().max() > 0.1
     first = policy.rollout(requests(), Full(num_steps=2, initial_noise="group").at(0)).trace
     starts = first.latents[first.before[:, 0]]  # type: ignore[attr-defined]
-    assert torch.equal(starts[0], starts[3])
-    assert not torch.equal(starts[0], starts[4])
+    assert torch.equal(starts[0], starts[3]) and not torch.equal(starts[0], starts[4])
     assert (shared[0] - shared[1]).abs().max() > 0.1
 
 
@@ -135,11 +83,8 @@ def test_nodes_are_named_apart_between_groups_and_calls(tiny):
 
 def test_a_group_may_be_drawn_under_several_weights(tiny):
     policy = make(tiny("sd3"), ["ema"])
-    with torch.no_grad():
-        for weight in policy.parameters():
-            weight += 0.3
-    cat, dogs, _ = prompts()
-    asked = [Request(cat, 2, 0, seed=1), Request(cat, 1, 0, seed=1, model="ema"), Request(dogs, 1, 1, seed=2)]
+    stir(policy, 0.3)
+    asked = [Request(CAT, 2, 0, seed=1), Request(CAT, 1, 0, seed=1, model="ema"), Request(DOGS, 1, 1, seed=2)]
     rollouts = policy.rollout(asked, PLANS["flow_grpo"])
     assert [(group.prompt.id, len(group.samples)) for group in rollouts.groups] == [("cat", 3), ("dogs", 1)]
     pairs = list(zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True))
@@ -169,45 +114,47 @@ def test_prompts_are_encoded_once_each(tiny, monkeypatch):
 @pytest.mark.parametrize(("family", "limit"), [("sd3", 32), ("flux", 24), ("qwen_image", 40)])
 def test_a_prompt_that_is_cut_is_said_to_be(tiny, family, limit, caplog):
     policy = make(tiny(family))
-    long = Request(Prompt("long", "a very " + "very " * 20 + "red cat"), 1, 0)
+    long = Request(Prompt("long", "a very " + "very " * 20 + "red cat"), 1, 9)
     with caplog.at_level(logging.WARNING, "mmrl"):
-        policy.rollout([*requests(count=1), replace_id(long)], evaluation_plan(2))
-        policy.rollout([long], evaluation_plan(2))
-    said = [record.getMessage() for record in caplog.records if record.name == "mmrl"]
-    assert len(said) == 1
-    assert "1 of 3 different prompts" in said[0]
-    assert f"{limit} are seen" in said[0]
+        for asked in ([*requests(count=1), long], [long]):
+            policy.rollout(asked, evaluation_plan(2))
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "mmrl"]
+    assert "1 of 3 different prompts" in said and f"{limit} are seen" in said
 
 
-def replace_id(request: Request) -> Request:
-    return Request(request.prompt, request.count, 9)
-
-
-def test_a_network_that_answers_nan_is_named_with_prompt_and_step(tiny):
+def test_a_network_that_answers_nan_is_named_with_prompt_and_the_first_such_step(tiny):
     policy = make(tiny("sd3"))
     calls: list[int] = []
 
     def spoil(module: Any, args: Any, output: Any) -> Any:
         calls.append(1)
-        return (output[0].index_fill(0, torch.tensor([13]), torch.nan),) if len(calls) == 3 else output
+        # rows 5 and 6 of eight with their prompt, behind as many without
+        return (output[0].index_fill(0, torch.tensor([13, 14]), torch.nan),) if len(calls) in (2, 3) else output
 
     policy.net.transformer.register_forward_hook(spoil)
-    with pytest.raises(ValueError, match=r"prompt 'dogs' is not finite at step 3 of 4, as for 1 of 8 latents"):
+    with pytest.raises(ValueError, match=r"prompt 'dogs' is not finite at step 2 of 4, as for 2 of 8 latents"):
         policy.rollout(requests(), PLANS["flow_grpo"])
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("asked", "plan", "message"),
     [
-        (Request(Prompt("p", "x"), 1, 0, view="masked"), "the view 'masked'"),
-        (Request(Prompt("p", "x"), 1, 0, role="injected"), "gives a picture of the data, which has no noisy steps"),
-        (Request(Prompt("p", "x", ("cat.png",)), 1, 0), "holds 1 picture, but this model draws from text alone"),
-        (Request(Prompt("p", "x"), 1, 0, model="ema"), "asks for the weights 'ema'; this policy keeps policy"),
+        ([Request(X, 1, 0, view="masked")], evaluation_plan(2), "the view 'masked'"),
+        ([Request(X, 1, 0, role="injected")], evaluation_plan(2), "gives a picture of the data, which has no noisy steps"),
+        (
+            [Request(Prompt("p", "x", ("cat.png",)), 1, 0)],
+            evaluation_plan(2),
+            "holds 1 picture, but this model draws from text alone",
+        ),
+        ([Request(X, 1, 0, model="ema")], evaluation_plan(2), "asks for the weights 'ema'; this policy keeps policy"),
+        ([Request(CAT, 1, 4), Request(DOGS, 1, 4)], evaluation_plan(2), "group 4 holds prompts 'cat' and 'dogs'"),
+        (requests(), None, r"set algorithm\.schedule"),
+        (requests(count=3), PLANS["tree"], "multiple of 4 samples"),
     ],
 )
-def test_requests_nobody_can_serve_are_refused(tiny, asked, message):
+def test_requests_nobody_can_serve_are_refused(tiny, asked, plan, message):
     with pytest.raises(ValueError, match=message):
-        make(tiny("sd3")).rollout([asked], evaluation_plan(2))
+        make(tiny("sd3")).rollout(asked, plan)
 
 
 def test_a_process_without_requests_has_no_rows(tiny):
@@ -216,22 +163,6 @@ def test_a_process_without_requests_has_no_rows(tiny):
     assert (len(nothing), nothing.groups, nothing.action_mask.shape) == (0, (), (0, 4))
     some = policy.rollout(requests(), PLANS["tree"])
     assert len(policy.join([nothing.trace, some.trace])) == 8
-
-
-def test_two_prompts_in_a_group_are_refused(tiny):
-    cat, dogs, _ = prompts()
-    with pytest.raises(ValueError, match="group 4 holds prompts 'cat' and 'dogs'"):
-        make(tiny("sd3")).rollout([Request(cat, 1, 4), Request(dogs, 1, 4)], evaluation_plan(2))
-
-
-def test_without_a_plan_the_remedy_is_named(tiny):
-    with pytest.raises(ValueError, match=r"set algorithm\.schedule"):
-        make(tiny("sd3")).rollout(requests())
-
-
-def test_groups_that_do_not_fill_trees_are_refused(tiny):
-    with pytest.raises(ValueError, match="multiple of 4 samples"):
-        make(tiny("sd3")).rollout(requests(count=3), PLANS["tree"])
 
 
 def test_missing_folders_are_named(tiny, tmp_path):
@@ -244,10 +175,8 @@ def test_missing_folders_are_named(tiny, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ways_to_save_memory_draw_the_same_images(tiny, family):
     saving = make(tiny(family), vae_slicing=True, vae_tiling=True, decode_rows=1, gradient_checkpointing=True)
-    assert saving.pipeline.vae.use_slicing
-    assert saving.pipeline.vae.use_tiling
-    expected = make(tiny(family)).rollout(requests(count=1), evaluation_plan(2))
-    found = saving.rollout(requests(count=1), evaluation_plan(2))
+    assert saving.pipeline.vae.use_slicing and saving.pipeline.vae.use_tiling
+    expected, found = (one.rollout(requests(count=1), evaluation_plan(2)) for one in (make(tiny(family)), saving))
     for (_, a), (_, b) in zip(expected.samples(), found.samples(), strict=True):
         assert np.abs(np.asarray(a.image, dtype=int) - np.asarray(b.image, dtype=int)).max() <= 1
 
@@ -284,11 +213,28 @@ def test_a_scouts_seed_is_drawn_again_alone(tiny):
 def test_previews_are_what_the_next_steps_velocity_points_at(tiny):
     policy = make(tiny("sd3"))
     rollouts = policy.rollout(requests(2), Full(num_steps=4, previews=True).at(0))
-    trace, rows = rollouts.trace, torch.arange(4)
-    assert isinstance(trace, FlowTrace) and all(len(sample.previews) == 3 for _, sample in rollouts.samples())
+    trace, rows = trace_of(rollouts), torch.arange(4)
+    assert all(len(sample.previews) == 3 for _, sample in rollouts.samples())
     v = policy.read(trace, [VELOCITY], rollouts.action_mask)[VELOCITY].detach()
     for column in (1, 2):
         ahead = data_of(trace.latents[trace.before[rows, column]], v[:, column], trace.sigma[rows, column])
         for (_, sample), wanted in zip(rollouts.samples(), policy.decode(policy.family.finish(ahead, 0.0)), strict=True):
             shown = [np.asarray(one, np.int64) for one in (sample.previews[column - 1], wanted)]
             assert np.abs(shown[0] - shown[1]).max() <= 1
+
+
+@pytest.mark.parametrize("lora", [LORA, None])
+@pytest.mark.parametrize("solver", [ODE(), DPM2()])
+def test_the_base_may_finish_what_trained_weights_began(tiny, lora, solver):
+    """From the first step on it is the base, from behind the last one it is not there."""
+    policy = make(tiny("sd3"), ["ref"], lora=lora)
+    steps, asked = (StepPlan(solver),) * 4, requests(count=1)
+    tuned, base = (
+        latents(policy, [replace(one, model=model) for one in asked], RolloutPlan(steps)) for model in ("policy", "ref")
+    )
+    mixed = [latents(policy, asked, RolloutPlan(steps, base_from=first)) for first in (0, 2, 4)]
+    assert torch.equal(mixed[0], base) and torch.equal(mixed[2], tuned)
+    assert min(float((mixed[1] - end).abs().max()) for end in (tuned, base)) > 1e-4
+    assert torch.equal(latents(policy, asked, RolloutPlan(steps)), tuned), "the trained weights are back"
+    with pytest.raises(ValueError, match=r'base_from .*shadows = \["ref"\]'):
+        make(tiny("sd3")).rollout(asked, RolloutPlan(steps, base_from=2))

@@ -17,7 +17,7 @@ from mmrl.policies.shared.quantized.kept import RECORD, CodesRecipe, description
 from mmrl.policies.shared.quantized.layer import base_of, digest
 from mmrl.policies.shared.quantized.table import dynamic, files_in, nf4, pairs, quantize, read_codes, tensors_in
 from tests.app.modality.test_merge import RealBytes
-from tests.policies.flow.test_in_4_bits import in_4_bits as drawing
+from tests.policies.flow.test_weights import in_4_bits as drawing
 from tests.policies.text.test_quantized import in_4_bits
 from tests.support.stored_codes import change_weights
 

@@ -1,10 +1,12 @@
-"""The newer families of generators: how a tiny model of each is drawn by mmrl, and by its own pipeline."""
+"""Families of generators of pictures: how a tiny model of each is drawn by mmrl, and by its own pipeline."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import Tensor
 
 from mmrl.flow.dynamics import DPM2
@@ -38,6 +40,12 @@ def tokens(count: int, **others: Any) -> dict[str, Any]:
     return {"max_sequence_length": count, **others}
 
 
+FIRST = {
+    "sd3": Case("sd3", 2.0, tokens(3, guidance_scale=2.0), {"max_prompt_tokens": 3}),
+    "flux": Case("flux", 2.0, tokens(24, guidance_scale=2.0), {"max_prompt_tokens": 24}),
+    "qwen_image": Case("qwen_image", 2.0, tokens(40, true_cfg_scale=2.0, negative_prompt=" "), {"max_prompt_tokens": 40}),
+}
+"""Those that every test of the policy draws with."""
 CASES = {
     "z_image": Case("z_image", 4.0, tokens(64, guidance_scale=3.0), {"max_prompt_tokens": 64}),
     "z_image_capped": Case(
@@ -66,6 +74,15 @@ CASES = {
 }
 
 
+def load_pipeline(folder: object) -> Any:
+    """By diffusers itself, which shows no progress then; Stable Diffusion 3 without T5, which ours do not have."""
+    is_sd3 = "StableDiffusion3" in Path(str(folder), "model_index.json").read_text()
+    absent = dict.fromkeys(("text_encoder_3", "tokenizer_3")) if is_sd3 else {}
+    pipeline = DiffusionPipeline.from_pretrained(str(folder), **absent)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
 def policy_of(tiny: Any, case: Case, **settings: Any) -> FlowPolicy:
     chosen = {"height": 32, "width": 32, "guidance": case.guidance, "lora": LORA, **case.settings, **settings}
     return with_adapters(tiny(case.model), **chosen)
@@ -82,7 +99,6 @@ def noise_of(policy: FlowPolicy, plan: RolloutPlan, count: int) -> Tensor:
 @torch.no_grad()
 def told(pipeline: Any, case: Case, noise: Tensor, output: str) -> Tensor:
     """The pipeline's own answers, one call per prompt; pictures with an alpha channel are laid on white."""
-    pipeline.set_progress_bar_config(disable=True)
     found: list[Tensor] = []
     for request, start in zip(requests(count=1, num_prompts=len(noise)), noise, strict=True):
         got = pipeline(

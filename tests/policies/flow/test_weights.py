@@ -1,4 +1,4 @@
-"""A generator in 4 bits is the generator with rounded weights and nothing else, its text encoders too."""
+"""Weights: adapters, full training, shadows, what is left in files; and generators in 4 bits, which are the rounded ones."""
 
 import json
 import shutil
@@ -11,15 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.app.modality.merge import merge_lora
-from mmrl.core.readings import REF_LOGPROBS
+from mmrl.core.readings import LOGPROBS, REF_LOGPROBS
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.dry_run import FlowDryRun, encoders_of
 from mmrl.policies.flow.in_4_bits import parts_in_4_bits
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
 from mmrl.policies.shared.dry_run import size_of
+from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import base_of, nf4_layers
-from tests.policies.flow.test_saving import loaded
+from tests.support.ascent import climb
 from tests.support.flow_policies import (
     FAMILIES,
     LORA,
@@ -33,11 +34,98 @@ from tests.support.flow_policies import (
     requests,
     stir,
 )
+from tests.support.pipelines import load_pipeline
 from tests.support.stored_codes import store_codes
 
+RISE = 1e-3
 BOTH = FlowQuantizedSettings(("transformer", "text_encoders"))
 WAN = {"wan_a14b": "wan"}
 LATE = ("wan", "flux2", "flux2_klein", "z_image", "sana", "krea2", "chroma", "lumina2", "sd15", "sdxl")
+
+
+def weights_of(pipeline: Any) -> dict[str, torch.Tensor]:
+    return dict(pipeline.transformer.state_dict())
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family, lora):
+    policy = make(tiny(family), ["ref"], lora=lora)
+    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+    before = logprobs(policy, rollouts)
+    found = torch.autograd.grad(before.sum(), list(policy.weights.named.values()), retain_graph=True, allow_unused=True)
+    assert [name for name, gradient in zip(policy.weights.named, found, strict=True) if gradient is None] == []
+    climb(before.sum(), policy.parameters(), rise=RISE)
+    policy.advance()
+    after = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    assert 0.5 * RISE < after[LOGPROBS].sum() - before.sum() < 1.5 * RISE
+    assert torch.equal(after[REF_LOGPROBS], reference)
+    assert not after[REF_LOGPROBS].requires_grad
+
+
+def test_a_fresh_adapter_costs_the_reference_nothing_and_trains_on(tiny):
+    policy = make(tiny("sd3"), ["ref"])
+    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
+    calls: list[bool] = []
+    for name, module in policy.net.named_modules():
+        if name.endswith("lora_A.default"):
+            module.register_forward_pre_hook(lambda *_: calls.append(True))
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+    assert not calls
+    state = policy.weights.state_dict()
+    assert state["shadows"]["ref"] == {}
+    nearly = {key: torch.full_like(weight, 1e-8) if "lora_B" in key else weight for key, weight in state["weights"].items()}
+    policy.weights.load_state_dict({**state, "shadows": {"ref": nearly}})
+    torch.testing.assert_close(
+        policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS], reference, atol=1e-6, rtol=0
+    )
+    assert calls
+    logprobs(policy, rollouts).sum().backward()
+    assert all(weight.grad is not None for weight in policy.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_automatic_adapters_sit_where_the_papers_put_them(tiny, family):
+    policy = make(tiny(family))
+    found = {name.split(".lora_")[0].split(".", 3)[3] for name in policy.weights.named}
+    attention = {
+        f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    }
+    forward = {
+        "sd3": set(),
+        "flux": {"ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"},
+        "qwen_image": {"img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"},
+    }[family]
+    assert found == attention | forward
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_adapter_loads_in_diffusers_and_as_a_start(tiny, family, dtype, tmp_path):
+    policy = make(tiny(family), dtype=dtype)
+    stir(policy, 0.5)
+    policy.save(tmp_path)
+    pipeline = load_pipeline(tiny(family))
+    base = {name: value.clone() for name, value in weights_of(pipeline).items()}
+    pipeline.load_lora_weights(tmp_path)
+    adapter = pipeline.transformer.peft_config["default_0"]
+    assert (adapter.r, adapter.lora_alpha) == (4, 4)
+    trained = {name: value for name, value in weights_of(policy.pipeline).items() if "lora_" in name}
+    found = {name.replace("default_0", "default"): value for name, value in weights_of(pipeline).items() if "lora_" in name}
+    assert trained.keys() == found.keys()
+    scale = LORA.alpha / LORA.rank
+    for name, value in trained.items():
+        torch.testing.assert_close(found[name].float(), value * scale if "lora_B" in name else value)
+    pipeline.unload_lora_weights()
+    assert all(torch.equal(value, base[name]) for name, value in weights_of(pipeline).items())
+    started = FlowPolicy(replace(policy.config, lora=LoraSettings(adapter=str(tmp_path))), ["ref"])
+    assert started.weights.named.keys() == policy.weights.named.keys()
+    plan, asked = PLANS["flow_grpo"], requests(count=1)
+    rollouts = policy.rollout(asked, plan)
+    values = started.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(values[LOGPROBS].detach(), logprobs(policy, rollouts).detach(), atol=1e-5, rtol=0)
+    assert torch.equal(values[REF_LOGPROBS], values[LOGPROBS].detach()), "the reference is the adapter training started from"
 
 
 def in_4_bits(folder: str, shadows: Any = (), **settings: Any) -> FlowPolicy:
@@ -79,7 +167,7 @@ def test_an_adapter_trained_beside_4_bits_loads_in_diffusers(tiny, tmp_path):
     policy = in_4_bits(tiny("flux"), dtype="bfloat16")
     stir(policy, 0.5)
     policy.save(tmp_path)
-    pipeline = loaded(tiny("flux"), "flux")
+    pipeline = load_pipeline(tiny("flux"))
     pipeline.load_lora_weights(tmp_path)
     found = {name for name, _ in pipeline.transformer.named_parameters() if "lora_" in name}
     assert {name.replace("default_0", "default") for name in found} == {

@@ -1,7 +1,9 @@
-"""LTX-2: clips and their sounds equal to its pipelines', read again as they were drawn; and what it refuses."""
+"""Sounds: LTX-2 with its clips and Stable Audio 3, equal to their pipelines', read again as drawn; and what they refuse."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,24 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers.pipelines.stable_audio_3.pipeline_stable_audio_3 import logsnr_sigma_schedule
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from mmrl.core.readings import LOGPROBS, MEAN, ROLLOUT_LOGPROBS, SAMPLED_MEAN, STD
+from mmrl.core.readings import LOGPROBS, MEAN, SAMPLED_MEAN, STD
 from mmrl.core.types import Prompt, Request
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
-from mmrl.flow.schedules import Forward, Full
+from mmrl.flow.schedules import Forward, Full, RandomSubset
+from mmrl.flow.sigmas import LogSnr
 from mmrl.policies.flow.families.base import SOURCE
 from mmrl.policies.flow.families.clips import FirstLatent
 from mmrl.policies.flow.families.ltx2 import LTX2
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.prompt.embedding_cache import open_cache
 from mmrl.policies.flow.prompt.encode import Encoder
-from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.training.collect import preview_of
-from tests.support.flow_policies import LORA, latents, logprobs, stir
+from tests.support.flow_policies import LORA, latents, read_again, requests, stir, trace_of, with_adapters
+from tests.support.pipelines import load_pipeline, noise_of
 
 SIDE, FRAMES, FPS, TOKENS, STEPS = 32, 5, 20.0, 32, 3
 SAMPLES = 100
@@ -34,6 +38,9 @@ SAMPLES = 100
 OFF = {"stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.0}
 PLAIN = {"spatio_temporal_guidance_blocks": None, **OFF, **{f"audio_{name}": value for name, value in OFF.items()}}
 """Guidance away from the empty prompt alone."""
+SECONDS, AUDIO_STEPS = 1.45, 4
+LAST = RandomSubset(num_steps=6, candidates=(3, 4), count=2).at(0)
+"""Of Stable Audio 3."""
 
 
 def asked(count: int = 1, pictured: bool = False) -> list[Request]:
@@ -45,10 +52,12 @@ def asked(count: int = 1, pictured: bool = False) -> list[Request]:
 
 def make(folder: str, **settings: Any) -> FlowPolicy:
     given: dict[str, Any] = {"height": SIDE, "width": SIDE, "frames": FRAMES, "fps": FPS, "sound": True, "lora": LORA}
-    torch.manual_seed(0)
-    policy = FlowPolicy(FlowPolicyConfig(folder, **(given | {"max_prompt_tokens": TOKENS, "guidance": 3.0} | settings)), ["ref"])
-    stir(policy)
-    return policy
+    return with_adapters(folder, **(given | {"max_prompt_tokens": TOKENS, "guidance": 3.0} | settings))
+
+
+def audio(folder: str, **settings: Any) -> FlowPolicy:
+    usual: dict[str, Any] = {"seconds": SECONDS, "guidance": 3.0, "lora": LORA, "forward_rows": 1, "decode_rows": 1}
+    return with_adapters(folder, **(usual | settings))
 
 
 def told(pipeline: Any, output: str, guidance: tuple[float, float], pictured: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,7 +142,7 @@ def test_latents_clips_and_sounds_are_its_pipelines_with_an_adapter_loaded(
 def test_a_whole_pipeline_is_saved_and_draws_the_same(tiny: Any, tmp_path: Path, model: str, pictured: bool):
     policy = make(tiny(model), lora=None, guidance=1.0)
     policy.save(tmp_path)
-    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tmp_path)
+    pipeline: Any = load_pipeline(tmp_path)
     theirs = told(pipeline, "latent", (1.0, 1.0), pictured)
     assert max(far(*pair) for pair in zip(denormalized(policy, pictured), theirs, strict=True)) < 1e-4
 
@@ -145,10 +154,8 @@ def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(tiny:
     policy = make(tiny("ltx2"), lora=lora)
     rollouts = policy.rollout(asked(3, pictured), Full(num_steps=3, level=0.7).at(0))
     policy.audit(rollouts)
-    again = logprobs(policy, rollouts)
-    assert float((again.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max()) < 1e-6
-    again.sum().backward()
-    assert [key for key, own in policy.weights.named.items() if own.grad is None or not bool(own.grad.abs().sum())] == []
+    difference, still = read_again(policy, rollouts)
+    assert difference < 1e-6 and still == []
 
 
 @pytest.mark.parametrize("dynamics", ["flow_sde", "cps"])
@@ -157,8 +164,7 @@ def test_a_log_probability_is_the_mean_of_the_clips_and_the_sounds_own(tiny: Any
     policy = make(tiny("ltx2"))
     assert isinstance(policy.family, LTX2)
     rollouts = policy.rollout(asked(2), Full(num_steps=3, level=0.7, dynamics=dynamics).at(0))
-    trace, mask = rollouts.trace, rollouts.action_mask
-    assert isinstance(trace, FlowTrace)
+    trace, mask = trace_of(rollouts), rollouts.action_mask
     stir(policy, 0.3)
     with torch.no_grad():
         found = policy.read(trace, [LOGPROBS, MEAN, SAMPLED_MEAN, STD], mask)
@@ -193,42 +199,57 @@ def test_a_preview_is_a_clip_with_its_sound(tiny: Any):
     assert not np.array_equal(shown.sound, sample.sound)
 
 
-def test_the_audit_looks_at_both(tiny: Any):
-    policy = make(tiny("ltx2"))
-    rollouts = policy.rollout(asked(), Full(num_steps=2, level=0.7).at(0))
+@pytest.mark.parametrize(
+    ("model", "change", "said"),
+    [
+        ("ltx2", {"rate": 800}, "its sound is 100 samples at 800 a second, not 100 samples at 400 a second"),
+        ("ltx2", {"sound": None}, "its sound is missing"),
+        ("ltx2", {"video": None}, "its clip is None"),
+        ("stable_audio3", {"rate": 8}, "its sound is 23 samples at 8 a second, not 23 samples at 16 a second"),
+        ("stable_audio3", {"sound": None}, "its sound is missing"),
+        ("stable_audio3", {"sound": np.zeros((2, 22), np.float32)}, "its sound is 22 samples at 16 a second"),
+        ("stable_audio3", {"sound": np.full((2, 23), np.nan, np.float32)}, "beyond .-1, 1., or none that are numbers"),
+    ],
+)
+def test_the_audit_looks_at_clips_and_sounds(tiny: Any, model: str, change: dict[str, object], said: str):
+    policy, plan = (make(tiny(model)), Full(num_steps=2, level=0.7).at(0)) if model == "ltx2" else (audio(tiny(model)), LAST)
+    rollouts = policy.rollout(asked(), plan)
     first, *others = rollouts.groups
-    wrong: dict[str, dict[str, object]] = {
-        "its sound is 100 samples at 800 a second, not 100 samples at 400 a second": {"rate": 800},
-        "its sound is missing": {"sound": None},
-        "its clip is None": {"video": None},
-    }
-    for said, change in wrong.items():
-        bad = replace(first, samples=(replace(first.samples[0], **change),))
-        with pytest.raises(ValueError, match=said):
-            policy.audit(replace(rollouts, groups=(bad, *others)))
+    bad = replace(first, samples=(replace(first.samples[0], **change),))
+    with pytest.raises(ValueError, match=said):
+        policy.audit(replace(rollouts, groups=(bad, *others)))
 
 
-def test_waves_that_are_no_numbers_stop_the_run(tiny: Any):
-    policy = make(tiny("ltx2"))
+@pytest.mark.parametrize(("model", "made"), [("ltx2", make), ("stable_audio3", audio)])
+def test_waves_that_are_no_numbers_stop_the_run(tiny: Any, model: str, made: Callable[..., FlowPolicy]):
+    policy = made(tiny(model))
     broken = torch.zeros(1, *policy.family.latent_shape)
     broken[:, -1] = torch.nan
-    with pytest.raises(ValueError, match="decoded samples that are not finite"):
+    with pytest.raises(ValueError, match="decoded samples that are not finite: look for latents that grew"):
         policy.decode(broken)
+
+
+@pytest.mark.parametrize(
+    ("model", "made", "said"),
+    [
+        (
+            "ltx2",
+            partial(make, sound=False, frames=1),
+            "models that draw clips with sound cannot be taught: train by rewards",
+        ),
+        ("stable_audio3", audio, "models of sounds cannot be taught: train by rewards"),
+    ],
+)
+def test_pictures_of_the_data_have_no_sound(tiny: Any, model: str, made: Callable[..., FlowPolicy], said: str):
+    one = Request(Prompt("p", "a hum", columns={"picture": "a.png"}), 1, 0, role="injected", written="picture")
+    with pytest.raises(ValueError, match=said):
+        made(tiny(model)).rollout([one], Forward(num_steps=10).at(0))
 
 
 def swapped(self: LTX2, x: torch.Tensor) -> Any:
     """With the sound in front of the clip."""
     sound, clip = x.split([np.prod(self.sound_shape), np.prod(self.clip_shape)], 1)
     return clip.unflatten(1, self.clip_shape), sound.unflatten(1, self.sound_shape)
-
-
-def test_a_fact_that_is_broken_is_noticed(tiny: Any):
-    policy, plan = make(tiny("ltx2")), evaluation_plan(2)
-    right = latents(policy, asked(), plan)
-    for name, wrong in {"parts": swapped, "guide": super(LTX2, LTX2).guide, "fps": 21.0}.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LTX2, name, wrong)
-            assert float((latents(policy, asked(), plan) - right).abs().max()) > 1e-3, name
 
 
 HEARD = LTX2.ask
@@ -239,23 +260,24 @@ def silent_time(self: LTX2, *given: Any, audio_timestep: torch.Tensor, **more: t
     return HEARD(self, *given, audio_timestep=0 * audio_timestep, **more)
 
 
-BROKEN: dict[str, Any] = {
-    "times": lambda self, timesteps: timesteps[:, None].repeat(1, self.image_tokens),
-    "ask": silent_time,
-    "normalize": lambda self, latents: latents,
-    "encode_with": FirstLatent.encode_with,
-}
-
-
-def test_a_fact_of_first_frames_that_is_broken_is_noticed(tiny: Any):
-    plan, two = evaluation_plan(2), asked(pictured=True)[:1]
-    policy = make(tiny("ltx2"))
-    right = latents(policy, two, plan)
-    for name, wrong in BROKEN.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LTX2, name, wrong)
-            patch.setattr(policy, "encoder", Encoder(policy.family, 0))
-            assert float((latents(policy, two, plan) - right).abs().max()) > 1e-3, name
+@pytest.mark.parametrize(
+    ("name", "wrong", "pictured"),
+    [
+        ("parts", swapped, False),
+        ("guide", super(LTX2, LTX2).guide, False),
+        ("fps", 21.0, False),
+        ("times", lambda self, timesteps: timesteps[:, None].repeat(1, self.image_tokens), True),
+        ("ask", silent_time, True),
+        ("normalize", lambda self, latents: latents, True),
+        ("encode_with", FirstLatent.encode_with, True),
+    ],
+)
+def test_a_fact_that_is_broken_is_noticed(tiny: Any, name: str, wrong: Any, pictured: bool, monkeypatch: pytest.MonkeyPatch):
+    policy, plan, prompts = make(tiny("ltx2")), evaluation_plan(2), asked(pictured=pictured)
+    right = latents(policy, prompts, plan)
+    monkeypatch.setattr(LTX2, name, wrong)
+    monkeypatch.setattr(policy, "encoder", Encoder(policy.family, 0))
+    assert float((latents(policy, prompts, plan) - right).abs().max()) > 1e-3
 
 
 def test_a_first_frame_has_no_part_in_ratios_and_ends_as_the_picture_beside_prompts_without(tiny: Any):
@@ -279,12 +301,6 @@ def test_a_first_frame_has_no_part_in_ratios_and_ends_as_the_picture_beside_prom
     assert float((clip - other)[:, :, 1:].abs().max()) > 1e-3
 
 
-def test_pictures_of_the_data_have_no_sound(tiny: Any):
-    one = Request(Prompt("p", "a hum", columns={"picture": "a.png"}), 1, 0, role="injected", written="picture")
-    with pytest.raises(ValueError, match="models that draw clips with sound cannot be taught: train by rewards"):
-        make(tiny("ltx2"), sound=False, frames=1).rollout([one], Forward(num_steps=10).at(0))
-
-
 def test_kept_embeddings_belong_to_the_connectors_too(tiny: Any, tmp_path: Path):
     folder = shutil.copytree(tiny("ltx2"), tmp_path / "ltx2")
     policy = make(str(folder), embeddings="disk")
@@ -293,3 +309,75 @@ def test_kept_embeddings_belong_to_the_connectors_too(tiny: Any, tmp_path: Path)
     save_file({name: weight + 1 for name, weight in load_file(file).items()}, file)
     after = open_cache(policy.config, policy.family)
     assert before is not None and after is not None and before.folder != after.folder
+
+
+def heard_of(pipeline: Any, policy: FlowPolicy, output: str) -> torch.Tensor:
+    """The pipeline's own answers from the same noise, one call per prompt."""
+    noise, guidance = noise_of(policy, evaluation_plan(AUDIO_STEPS), 2), policy.net.guidance
+    made = [
+        pipeline(
+            prompt=request.prompt.text,
+            duration=SECONDS,
+            latents=start[None].clone(),
+            num_inference_steps=AUDIO_STEPS,
+            guidance_scale=guidance,
+            output_type=output,
+            return_dict=False,
+        )[0]
+        for request, start in zip(requests(count=1), noise, strict=True)
+    ]
+    return torch.cat(made)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8, 100])
+def test_the_table_is_the_schedulers_bit_for_bit(tiny: Any, steps: int):
+    scheduler = load_pipeline(tiny("stable_audio3")).scheduler
+    scheduler.set_timesteps(sigmas=logsnr_sigma_schedule(steps, -6.2, 2.0))
+    spacing = LogSnr()
+    assert torch.equal(spacing.sigmas(spacing.grid(steps)), scheduler.sigmas)
+    slow = [1.0, *(1 / (1 + np.exp(2 - 8.2 * (1 - i / steps))) for i in range(1, steps)), 0.0]
+    np.testing.assert_allclose(scheduler.sigmas.numpy(), slow, atol=1e-6)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_latents_and_waves_are_its_pipelines_with_an_adapter_saved_and_loaded(tiny: Any, tmp_path: Path, guidance: float):
+    policy = audio(tiny("stable_audio3"), guidance=guidance)
+    policy.save(tmp_path)
+    pipeline = load_pipeline(tiny("stable_audio3"))
+    plain = heard_of(pipeline, policy, "pt")
+    # the lines that a model card has for it
+    from diffusers.loaders.peft import PeftAdapterMixin
+
+    network = pipeline.transformer
+    network.__class__ = type(type(network).__name__, (type(network), PeftAdapterMixin), {})
+    network.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
+    ours, theirs = latents(policy, requests(count=1), evaluation_plan(AUDIO_STEPS)), heard_of(pipeline, policy, "latent")
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    decoded: Any = policy.decode(ours)
+    waves, heard = torch.tensor(np.stack(decoded)), heard_of(pipeline, policy, "pt")
+    assert waves.shape == (2, 2, int(SECONDS * 16)) and (waves - heard).abs().max() <= 1e-5
+    assert (heard - plain).abs().max() > 1e-3, "the adapter changes the sound"
+    assert (waves[0] - waves[1]).abs().max() > 1e-2, "prompts sound different"
+
+
+def test_all_weights_train_and_the_saved_pipeline_is_its_model(tiny: Any, tmp_path: Path):
+    policy = audio(tiny("stable_audio3"), lora=None)
+    assert not any("to_local_embed" in name for name in policy.weights.named), "which asks for a sound to change"
+    policy.save(tmp_path)
+    theirs = heard_of(load_pipeline(tmp_path), policy, "latent")
+    ours = latents(policy, requests(count=1), evaluation_plan(AUDIO_STEPS))
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    started = FlowPolicy(replace(policy.config, model=str(tmp_path)), ["ref"])
+    assert torch.equal(latents(started, requests(count=1), evaluation_plan(AUDIO_STEPS)), ours)
+
+
+@pytest.mark.parametrize("lora", [LORA, None], ids=["adapter", "whole"])
+def test_readings_of_sounds_are_those_of_sampling_and_every_weight_gets_a_gradient(tiny: Any, lora: LoraSettings | None):
+    policy = audio(tiny("stable_audio3"), lora=lora, forward_rows=16, decode_rows=16)
+    rollouts = policy.rollout(requests(count=2), LAST)
+    policy.audit(rollouts)
+    difference, still = read_again(policy, rollouts)
+    assert difference < 1e-5 and still == []
+    sample = rollouts.groups[0].samples[0]
+    assert sample.rate == 16 and sample.sound.dtype == np.float32 and sample.sound.shape == (2, int(SECONDS * 16))
+    assert sample.image is sample.video is None
