@@ -187,17 +187,6 @@ def counted_on(model: Any, whole: dict[str, torch.Tensor]) -> torch.Tensor:
     return positions
 
 
-def test_text_after_a_clip_stands_after_its_last_moment(tiny, clips):
-    """The released Qwen2.5-VL counts on from the largest position of the clip, which for four seconds is a moment, not a side."""
-    policy = policy_of(tiny, "qwen2_5_vl")
-    encoded = policy.encode(Prompt("p", "when?", (Video(clips["qwen2_5_vl", "even"]),)))
-    inside = (encoded.token_ids == policy.family.config.video_token_id).nonzero()[:, 0]
-    last = encoded.positions[:, inside].max()
-    assert last > encoded.positions[1:, inside].max()
-    assert encoded.positions[:, inside[-1] + 1].tolist() == [last + 1] * 3
-    assert encoded.positions[:, -1].tolist() == [last + len(encoded) - 1 - inside[-1]] * 3
-
-
 def mixed(clips: Any, family: str) -> list[Request]:
     """A clip, two clips, a picture, two pictures, none, and where the model takes it a clip and a picture together."""
     even, uneven = clips[family, "even"], clips[family, "uneven"]
