@@ -2,6 +2,7 @@
 
 import struct
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,43 +60,30 @@ def head(size: int, form: int, rate: int, width: int) -> bytes:
     return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + size, b"WAVE", b"fmt ", *fields)
 
 
-def broken(folder: Path, name: str) -> Audio:
-    file = folder / f"{name}.wav"
-    if name == "empty":
-        file.touch()
-    elif name == "text":
-        file.write_text("not a sound at all")
-    elif name == "silent":
-        return write_clip_with_sound(folder / "silent.mp4", None)
-    elif name == "short":
-        write_wav(file, [np.zeros(0)])
-    elif name == "cut":
-        whole = write_clip_with_sound(folder / "whole.mp4", tone(2.0))
-        file.write_bytes(Path(whole.source).read_bytes()[:-4_000])
-    elif name == "slow":
-        write_wav(file, [tone(0.1)], rate=7)
-    elif name == "nan":
-        samples = np.full(1_600, np.nan, "<f4").tobytes()
-        file.write_bytes(head(len(samples), 3, 16_000, 4) + samples)
-    return Audio(str(file))
+def write_clip(file: Path, samples: np.ndarray | None, end: int | None = None) -> None:
+    whole = write_clip_with_sound(file.with_suffix(".mp4"), samples)
+    file.write_bytes(Path(whole.source).read_bytes()[:end])
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("nowhere", "there is no sound '.*nowhere.wav'"),
-        ("empty", "is an empty file"),
-        ("text", "cannot be opened: .*is it cut short, or no sound"),
-        ("silent", "holds no sound, only video"),
-        ("short", "lasts 0 seconds|cannot be opened"),
-        ("cut", "cannot be opened|is cut short|is damaged"),
-        ("slow", "has 7 samples a second, which no recording has"),
-        ("nan", "holds samples that are no finite numbers"),
-    ],
-)
-def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path: Path, name: str, said: str):
+NAN = np.full(1_600, np.nan, "<f4").tobytes()
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nowhere": (lambda file: None, "there is no sound '.*nowhere.wav'"),
+    "empty": (Path.touch, "is an empty file"),
+    "text": (lambda file: file.write_text("not a sound at all"), "cannot be opened: .*is it cut short, or no sound"),
+    "silent": (lambda file: write_clip(file, None), "holds no sound, only video"),
+    "short": (lambda file: write_wav(file, [np.zeros(0)]), "lasts 0 seconds|cannot be opened"),
+    "cut": (lambda file: write_clip(file, tone(2.0), -4_000), "cannot be opened|is cut short|is damaged"),
+    "slow": (lambda file: write_wav(file, [tone(0.1)], rate=7), "has 7 samples a second, which no recording has"),
+    "nan": (lambda file: file.write_bytes(head(len(NAN), 3, 16_000, 4) + NAN), "holds samples that are no finite numbers"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path: Path, name: str):
+    write, said = BROKEN[name]
+    write(file := tmp_path / f"{name}.wav")
     with pytest.raises((ValueError, FileNotFoundError), match=said) as error:
-        read_wave(broken(tmp_path, name), EAR)
+        read_wave(Audio(str(file)), EAR)
     assert name in str(error.value) and "\n" not in str(error.value)
 
 

@@ -124,9 +124,6 @@ def test_mean_average_precision_is_the_slow_one(predicted, truth):
 
 def test_average_precision_by_hand():
     truth = [Interval(0, 10), Interval(20, 30)]
-    # right, wrong, right: precision 1 up to recall 1/2 (51 of 101 points), then 2/3 (50)
-    found = mean_average_precision([truth[0], Interval(50, 60), truth[1]], truth)
-    assert found == pytest.approx((51 + 50 * 2 / 3) / 101)
     # all alike: two of three right, at recall 1
     assert mean_average_precision([truth[0], Interval(50, 60), truth[1]], truth, ties="together") == pytest.approx(2 / 3)
     assert (
@@ -203,20 +200,14 @@ def test_units_and_single_times():
 DECIMAL = st.tuples(st.integers(0, 99990), st.integers(1, 5000)).map(lambda x: Interval(x[0] / 10, (x[0] + x[1]) / 10))
 
 
-@given(DECIMAL, st.sampled_from(["text", "list", "json", "clock"]))
-def test_what_is_written_is_read(span, style):
-    (read,) = parse_intervals(f"<answer>{span_in(style, span)}</answer>")
-    assert (read.start, read.end) == pytest.approx((span.start, span.end), abs=1e-6)
-
-
 @given(
     st.lists(DECIMAL, min_size=1, max_size=5),
     st.sampled_from(["text", "list", "json", "clock"]),
     st.sampled_from([", ", "; ", "\n"]),
 )
-def test_several_are_read_in_order(spans, style, between):
-    read = parse_intervals(between.join(span_in(style, span) for span in spans))
-    assert [round(span.start, 3) for span in read] == [round(span.start, 3) for span in spans]
+def test_what_is_written_is_read_in_its_order(spans, style, between):
+    read = parse_intervals(f"<answer>{between.join(span_in(style, span) for span in spans)}</answer>")
+    assert [(one.start, one.end) for one in read] == [pytest.approx((one.start, one.end), abs=1e-6) for one in spans]
 
 
 def test_writing():
@@ -246,11 +237,10 @@ HOSTILE = [
     '{"start": 1, ',
     "1e",
     "<answer>1",
-    "1 m and ",
 ]
 
 
-@pytest.mark.parametrize("piece", HOSTILE)
+@pytest.mark.parametrize("piece", ["1", *HOSTILE, "1 m and "])
 def test_long_texts_end(piece):
     """Were it quadratic in the text, one of these would take minutes."""
     parse_intervals(piece * 20_000)
