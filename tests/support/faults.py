@@ -79,10 +79,12 @@ def variety(group: Group) -> list[float]:
     return [float(i) for i in range(len(group.samples))]
 
 
-def trainer_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], **numbers: Any) -> Trainer:
+def trainer_of(
+    policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], reward: Callable[[Group], Any] = variety, **numbers: Any
+) -> Trainer:
     numbers = {"steps": 2, "prompts_per_step": len(prompts), "micro_batch": 100_000, **numbers}
     settings = TrainSettings(optimizer=OptimizerSettings(lr=1e-3), **numbers)
-    return Trainer(policy, algorithm, Shuffled(prompts), RewardRunner([NamedReward("variety", variety)]), settings)
+    return Trainer(policy, algorithm, Shuffled(prompts), RewardRunner([NamedReward(reward.__name__, reward)]), settings)
 
 
 def message_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fault: Fault, **numbers: Any) -> str:

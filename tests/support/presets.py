@@ -17,7 +17,7 @@ VIDEO = {name: PRESETS[name] for name, (_, file) in documents().items() if file.
 DISTILLED = {
     name: one for name, one in PRESETS.items() if one.schedule is None and any(reading.target for reading in one.all_reads)
 }
-"""They compare whole distributions, which real models alone have: tests/policies/text/test_distilled.py."""
+"""They compare whole distributions, which real models alone have: tests/policies/text/test_teachers.py."""
 TEXT = {name: one for name, one in PRESETS.items() if one.schedule is None and name not in VIDEO | DISTILLED}
 
 

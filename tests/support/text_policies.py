@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmrl.core.readings import LOGPROBS
+from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts, Sample, Trace
 from mmrl.lab.tiny.text.vlms import BY_RULE
 from mmrl.policies.shared.weights import Decay
@@ -80,8 +80,24 @@ def text_of(sample: Sample) -> str:
     return sample.text
 
 
+def samples_of(rollouts: Rollouts) -> list[Sample]:
+    return [sample for _, sample in rollouts.samples()]
+
+
 def logprobs(policy: TextPolicy, rollouts: Rollouts) -> Tensor:
     return policy.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS]
+
+
+def assert_noted(rollouts: Rollouts, *readings: Tensor) -> None:
+    """Fail unless all these log-probabilities are those that were noted while sampling."""
+    for found in readings:
+        torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], found.detach(), atol=FP32_BOUND, rtol=0)
+
+
+def gap(policy: TextPolicy, rollouts: Rollouts) -> float:
+    """The largest difference between log-probabilities as they were noted and as they are read again."""
+    apart = logprobs(policy, rollouts).detach() - rollouts.recorded[ROLLOUT_LOGPROBS]
+    return float(apart[rollouts.action_mask].abs().max())
 
 
 def gradients(policy: TextPolicy, rollouts: Rollouts) -> dict[str, Tensor]:

@@ -9,11 +9,12 @@ import torch
 from PIL import Image
 
 from mmrl.core.episodes import Limits
-from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Branch, Observation, Prompt, Rollouts, Turn
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, LocalGenerator
-from tests.support.text_policies import picture
+from tests.support.text_policies import ids_of, picture, samples_of
 
 LIMITS = Limits()
 Answer = Callable[[Prompt, tuple[Turn, ...], int], Observation | None]
@@ -51,6 +52,15 @@ class Inline:
 
     def drain_metrics(self) -> Mapping[str, float]:
         return {}
+
+
+def branch_of(rollouts: Rollouts, row: int, turn: int, world: tuple[int, int]) -> Branch:
+    """What goes on from a turn of a row, as a planner asks for it, which sees no pictures of observations."""
+    sample = samples_of(rollouts)[row]
+    start = sample.turns[turn].span[0]
+    turns = [replace(one, observation=replace(one.observation, media=())) for one in sample.turns[:turn] if one.observation]
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS][row, :start].tolist()
+    return Branch(tuple(turns), ids_of(sample)[:start], tuple(noted), world)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,27 @@
-"""One class keeps the weights of text and image models: the reference, and averages that follow at any rate."""
+"""What trains, its reference and its averages, of one class for models that write and that draw: readings, states, accelerate."""
 
+from collections.abc import Callable
 from copy import deepcopy
-from typing import ClassVar
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmrl.algorithms.ema_decay import RampDecay, SteadyDecay, WarmDecay
+from mmrl.algorithms.ema_decay import RampDecay
+from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Rollouts
+from mmrl.lab.tiny.flow import pipelines
+from mmrl.policies.shared.dry_run import StillWeights
+from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.weights import Weights
+from tests.support import flow_policies, text_policies
 from tests.support.each import for_each
+from tests.support.faults import disable_adapters
+from tests.support.text_policies import FP32_BOUND, logprobs
 
 
 def network() -> nn.Module:
@@ -22,21 +33,6 @@ def move(net: nn.Module, by: float) -> None:
     with torch.no_grad():
         for weight in net.parameters():
             weight += by
-
-
-@pytest.mark.parametrize("decay", [0.25, RampDecay(slope=0.25, most=0.6), WarmDecay(every=2), SteadyDecay(0.9)], ids=str)
-def test_the_average_follows_at_any_rate(decay):
-    net = network()
-    weights = Weights(net, {"ema"}, decay)
-    average = [weight.detach().clone() for weight in net.parameters()]
-    for update in range(4):
-        move(net, 0.5)
-        weights.follow()
-        d = decay if isinstance(decay, float) else decay(update)
-        average = [d * a + (1 - d) * b.detach() for a, b in zip(average, net.parameters(), strict=True)]
-        for found, expected in zip(weights.shadows["ema"].weights, average, strict=True):
-            torch.testing.assert_close(found, expected)
-    assert weights.num_updates == 4
 
 
 def test_the_weights_that_are_looked_through_are_named():
@@ -52,15 +48,6 @@ def test_the_weights_that_are_looked_through_are_named():
         assert weights.active == "policy" and torch.is_grad_enabled()
     assert weights.active == "policy"
     torch.testing.assert_close(net.state_dict()["0.weight"], before["0.weight"] + 1.0)
-
-
-def test_a_state_goes_on_with_its_number_of_updates():
-    weights = Weights(network(), {"ema"}, RampDecay(slope=0.1))
-    for _ in range(3):
-        weights.follow()
-    again = Weights(network(), {"ema"}, RampDecay(slope=0.1))
-    again.load_state_dict(weights.state_dict())
-    assert again.num_updates == 3
 
 
 def test_a_state_without_a_number_of_updates_is_loaded():
@@ -106,15 +93,11 @@ class Adapted(nn.Module):
         self.base = nn.Linear(2, 2).requires_grad_(False)
         self.lora_A = nn.ModuleDict({"default": nn.Linear(2, 1, bias=False).requires_grad_(trains)})
         self.lora_B = nn.ModuleDict({"default": nn.Linear(1, 2, bias=False).requires_grad_(trains)})
-        nn.init.zeros_(outer_weight(self))
+        nn.init.zeros_(self.get_parameter("lora_B.default.weight"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         added = 0.0 if self._disable_adapters else self.lora_B["default"](self.lora_A["default"](x))
         return self.base(x) + added
-
-
-def outer_weight(module: nn.Module, name: str = "lora_B.default.weight") -> nn.Parameter:
-    return dict(module.named_parameters())[name]
 
 
 def test_the_reference_of_a_fresh_adapter_is_the_bare_model():
@@ -126,16 +109,11 @@ def test_the_reference_of_a_fresh_adapter_is_the_bare_model():
     assert not any(layer._disable_adapters for layer in net)
     # an adapter that was loaded and does not train is part of the reference
     net = nn.Sequential(Adapted(), Adapted(trains=False))
-    nn.init.ones_(outer_weight(net, "1.lora_B.default.weight"))
-    weights = Weights(net, {"ref"}, 0.9)
-    with weights.swapped_in("ref"):
-        assert not any(layer._disable_adapters for layer in net)
-
-
-def test_other_trained_weights_are_part_of_the_reference():
-    net = nn.Sequential(Adapted(), nn.Linear(2, 2))
-    with Weights(net, {"ref"}, 0.9).swapped_in("ref"):
-        assert not net[0]._disable_adapters
+    nn.init.ones_(net.get_parameter("1.lora_B.default.weight"))
+    # so are other weights that train
+    for one, count in ((net, 2), (nn.Sequential(Adapted(), nn.Linear(2, 2)), 1)):
+        with Weights(one, {"ref"}, 0.9).swapped_in("ref"):
+            assert not any(layer._disable_adapters for layer in one[:count])
 
 
 class Looks(TorchDispatchMode):
@@ -168,7 +146,7 @@ def adapter(outer: float = 0.0) -> nn.Sequential:
     """A layer with an adapter, which adds nothing at first unless `outer` is another number."""
     torch.manual_seed(0)
     net = nn.Sequential(Adapted())
-    nn.init.constant_(outer_weight(net, "0.lora_B.default.weight"), outer)
+    nn.init.constant_(net.get_parameter("0.lora_B.default.weight"), outer)
     return net
 
 
@@ -215,3 +193,134 @@ def test_an_adapter_that_adds_something_has_a_copy_from_the_start():
     before = seen(weights, "policy")
     move_trained(weights)
     assert torch.equal(seen(weights, "ref"), before)
+
+
+Kind = tuple[Callable[..., Any], Callable[..., Rollouts]]
+"""Makes a policy from its shadows and settings, and lets it sample under weights of a name."""
+LORA = LoraSettings(rank=4, alpha=8)
+BOTH = pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(pipelines.build("sd3", tmp_path_factory.mktemp("sd3") / "sd3"))
+
+
+@pytest.fixture(params=["text", "flow"])
+def kind(request: pytest.FixtureRequest, tiny: Callable[[str], str], pipeline: str) -> Kind:
+    room: Any = text_policies if request.param == "text" else flow_policies
+    asked = room.mixed() if request.param == "text" else room.requests()
+    plan = None if request.param == "text" else room.PLANS["flow_grpo"]
+    folder = tiny("qwen3_vl") if request.param == "text" else pipeline
+    return partial(room.make, folder), lambda policy, model="policy": policy.rollout(
+        [replace(one, model=model) for one in asked], plan
+    )
+
+
+def step(policy: Any, rollouts: Rollouts, lr: float = 1e-2) -> None:
+    optimizer = torch.optim.SGD(policy.parameters(), lr=lr)
+    (-logprobs(policy, rollouts).sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    policy.advance()
+
+
+def test_reference_of_a_fresh_adapter_is_the_model_without_it(kind: Kind):
+    make, draw = kind
+    policy = make({"ref"}, lora=LORA)
+    rollouts = draw(policy)
+    step(policy, rollouts)
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+    assert (reference - logprobs(policy, rollouts).detach()).abs().max() > 1e-3
+    with pytest.MonkeyPatch.context() as patch:
+        disable_adapters(policy, patch)
+        torch.testing.assert_close(reference, logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
+
+
+def test_a_reading_under_a_shadow_leaves_the_graph_of_the_live_one_intact(kind: Kind):
+    make, draw = kind
+    policy = make({"ref"})
+    rollouts = draw(policy)
+    step(policy, rollouts)
+    found = list[Any]()
+    for between in (False, True):
+        live = logprobs(policy, rollouts)
+        if between:
+            policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)
+        value = (torch.linspace(0.5, 1.5, live.numel()).reshape(live.shape) * live).sum()
+        found.append(torch.autograd.grad(value, policy.parameters(), allow_unused=True, materialize_grads=True))
+    for expected, gradient in zip(*found, strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("decay", [0.25, lambda updates: 0.25 if updates < 1 else 1.0], ids=["number", "schedule"])
+def test_the_average_follows_with_its_decay(kind: Kind, decay: Any):
+    make, draw = kind
+    policy = make({"ema"}, ema_decay=decay)
+    start = [weight.clone() for weight in policy.weights.shadows["ema"].weights]
+    step(policy, draw(policy))
+    # 0.25 of the start, 0.75 of the new weights
+    expected = [0.25 * a + 0.75 * b.detach() for a, b in zip(start, policy.parameters(), strict=True)]
+    torch.testing.assert_close(policy.weights.shadows["ema"].weights, expected)
+    if callable(decay):
+        policy.advance()
+        torch.testing.assert_close(policy.weights.shadows["ema"].weights, expected)
+    moved = draw(policy, "ema")
+    read = policy.read(moved.trace, [EMA_LOGPROBS], moved.action_mask)[EMA_LOGPROBS]
+    torch.testing.assert_close(moved.recorded[ROLLOUT_LOGPROBS], read, atol=FP32_BOUND, rtol=0)
+    assert (read - logprobs(policy, moved).detach()).abs().max() > 1e-4
+
+
+@BOTH
+def test_state_survives_a_round_trip(kind: Kind, lora: LoraSettings | None):
+    make, draw = kind
+    make = partial(make, ema_decay=RampDecay(slope=0.1))
+    policy = make({"ref", "ema"}, lora=lora)
+    rollouts = draw(policy)
+    for _ in range(3):
+        step(policy, rollouts, lr=1e-3)
+    wanted = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
+    values = policy.read(rollouts.trace, wanted, rollouts.action_mask)
+    state = policy.state_dict()
+    step(policy, rollouts, lr=1e-3)
+    after = policy.read(rollouts.trace, [EMA_LOGPROBS], rollouts.action_mask)[EMA_LOGPROBS]
+    for other in (policy, make({"ref", "ema"}, lora=lora)):
+        other.load_state_dict(state)
+        again = other.read(rollouts.trace, wanted, rollouts.action_mask)
+        for reading in wanted:
+            torch.testing.assert_close(again[reading], values[reading], atol=FP32_BOUND, rtol=0)
+        step(other, rollouts, lr=1e-3)
+        found = other.read(rollouts.trace, [EMA_LOGPROBS], rollouts.action_mask)[EMA_LOGPROBS]
+        torch.testing.assert_close(found, after, atol=FP32_BOUND, rtol=0)
+    assert not torch.equal(values[EMA_LOGPROBS], values[REF_LOGPROBS])
+    with pytest.raises(ValueError, match="other shadows"):
+        make({"ref"}, lora=lora).load_state_dict(state)
+    with pytest.raises(ValueError, match="other weights"):
+        make({"ref", "ema"}, lora=None if lora else LORA).load_state_dict(state)
+
+
+def test_accelerate_prepares_the_one_module(kind: Kind):
+    from accelerate import Accelerator
+
+    make, draw = kind
+    policy = make({"ref"})
+    rollouts = draw(policy)
+    before = logprobs(policy, rollouts).detach()
+    policy.prepare(Accelerator(cpu=True))
+    torch.testing.assert_close(logprobs(policy, rollouts).detach(), before)
+    step(policy, rollouts)
+    values = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(values[REF_LOGPROBS], before)
+    assert (values[LOGPROBS].detach() - before).abs().max() > 1e-3
+
+
+def test_still_weights_are_kept_in_place_of_the_networks_and_have_gradients_where_these_are_on():
+    still = StillWeights()
+    kept = still.keeper()(nn.Linear(3, 2), {"ref", "ema"}, 0.9, False, "device")
+    assert {name: [weight.shape for weight in shadow.weights] for name, shadow in kept.shadows.items()} == {
+        name: [torch.Size([])] for name in ("ref", "ema")
+    }
+    still.zero().backward()
+    assert still.weight.grad is not None and not still.weight.grad.any()
+    with torch.no_grad():
+        assert still.zero() == 0 and not still.zero().requires_grad

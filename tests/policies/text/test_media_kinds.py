@@ -16,7 +16,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from mmrl.app.modality.prompt_view import pictures
 from mmrl.app.run import sample_files
 from mmrl.core import samples
-from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Request, Sample, Scores
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row
@@ -32,7 +31,7 @@ from mmrl.policies.text.prompt.encode import collate_prompts
 from mmrl.serving.wire import pack_group, unpack_group
 from mmrl.training.callbacks import Examples
 from mmrl.training.rewards.cache import parts_of
-from tests.support.text_policies import FP32_BOUND, picture, relative_difference, text_trace
+from tests.support.text_policies import assert_noted, gradients, logprobs, picture, relative_difference, text_trace
 
 MOST_FILES = 6
 MARK = "<|tone|>"
@@ -182,15 +181,12 @@ def test_tones_are_sampled_read_and_audited_like_pictures(tiny, tmp_path: Path, 
     rollouts = packed.rollout(requests)
     audit_rollouts(packed, rollouts)
     assert text_trace(rollouts.trace).packed
-    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
-    gradients = []
+    slopes = []
     for policy in (packed, repeated):
-        read = policy.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS]
-        torch.testing.assert_close(noted, read.detach(), atol=FP32_BOUND, rtol=0)
-        weights = {name: weight for name, weight in policy.net.model.named_parameters() if weight.requires_grad}
-        gradients.append(dict(zip(weights, torch.autograd.grad((read * noted).sum(), list(weights.values())), strict=True)))
-    assert relative_difference(*gradients) < 1e-4
-    assert ("model.ears.weight" in gradients[0]) == trains
+        assert_noted(rollouts, logprobs(policy, rollouts))
+        slopes.append(gradients(policy, rollouts))
+    assert relative_difference(*slopes) < 1e-4
+    assert ("model.ears.weight" in slopes[0]) == trains
 
 
 def test_what_is_wrong_with_tones_is_said(tiny, tmp_path: Path):

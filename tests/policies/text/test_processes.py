@@ -1,19 +1,54 @@
-"""Two processes, one of them without pictures and stopping at another step, equal one: replicated (DDP) and sharded (FSDP2).
+"""Two processes, one of them without pictures and stopping at another step, equal one: replicated (DDP) and sharded (FSDP2)."""
 
-They read packed rows; Qwen3-VL with gradient checkpointing, LLaVA-OneVision without.
-"""
-
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.policies.text.run_families import all_trained
+from mmrl.core.types import Reading, Rollouts, Target
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.policy import Sampling, TextPolicy
+from mmrl.policies.text.settings import TextTeacher
 from tests.support import family_runs
-from tests.support.family_runs import Joined
-from tests.support.launcher import KINDS
+from tests.support.family_runs import Joined, run, trained
+from tests.support.launcher import KINDS, Kind, renew
+from tests.support.text_policies import make, mixed, text_trace
+
+
+def all_trained(kind: Kind, accelerator: Any, out: Path, models: Sequence[str]) -> dict[str, Any]:
+    """What one process reads of every model, and of the first one with an adapter, beside which vision looks once at a prompt."""
+    found = dict[str, Any]()
+    for name, model, lora in [*((model, model, None) for model in models), ("adapter", models[0], LoraSettings(rank=2))]:
+        renew(accelerator)
+        torch.manual_seed(0)
+        sampling = Sampling(max_new_tokens=12, stop=tuple("eaist"))
+        checkpointing = "qwen3_vl" in Path(model).name
+        teachers = () if lora is None else (TextTeacher("first", model=models[0], dtype="float32"),)
+        policy = make(
+            model, {"ref", "ema"}, sampling=sampling, lora=lora, gradient_checkpointing=checkpointing, teachers=teachers
+        )
+        # the third has no picture
+        found[name], rollouts = trained(policy, kind, accelerator, mixed()[:3], out / Path(name).name)
+        assert text_trace(rollouts.trace).packed
+        assert lora is None or policy.net.features is not None
+        if teachers:
+            found[name]["rows"] |= compared(policy, accelerator, rollouts)
+    return found
+
+
+def compared(policy: TextPolicy, accelerator: Any, rollouts: Rollouts) -> dict[str, torch.Tensor]:
+    """How far every group is from its teacher, the reference and the average; a process may have none of the pictures."""
+    rows = dict[str, torch.Tensor]()
+    for model in ("teacher", "ref", "ema"):
+        reading = Reading("divergence", target=Target(model, beta=0.5))
+        values = policy.read(rollouts.trace, [reading], rollouts.action_mask)[reading]
+        accelerator.backward(values.sum())
+        rows |= {f"{group.id} from {model}": values.detach()[rollouts.group_ids == group.id].sum() for group in rollouts.groups}
+    return rows
+
 
 pytestmark = pytest.mark.slow
 FAMILIES, MORE = ("qwen3_vl",), ("llava_onevision",)
@@ -28,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def joined(tiny: Callable[[str], str], folder: Path) -> Callable[[tuple[str, ...]], Joined]:
     """Readings of these families, which are trained together."""
-    return family_runs.joined("tests.policies.text.run_families", all_trained, tiny, folder)
+    return family_runs.joined("tests.policies.text.test_processes", all_trained, tiny, folder)
 
 
 def saved(folder: Path, model: str) -> Path:
@@ -65,3 +100,7 @@ def test_processes_that_keep_features_of_pictures_equal_one(joined: Any, folder:
     assert one["rows"]["0 from teacher"] > 1e-4
     torch.testing.assert_close(one["rows"]["0 from teacher"], one["rows"]["0 from ref"], atol=1e-5, rtol=1e-3)
     assert 1e-6 < one["rows"]["0 from ema"] < one["rows"]["0 from ref"]
+
+
+if __name__ == "__main__":
+    run(all_trained, *sys.argv[1:])

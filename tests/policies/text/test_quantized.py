@@ -1,6 +1,9 @@
-"""A model in 4 bits is the model with rounded weights and nothing else: the same numbers from every way of computing."""
+"""A model in 4 bits is the model with rounded weights and nothing else, whoever made its codes, and whatever computes it."""
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,17 +11,32 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from mmrl.app.modality.merge import merge_adapter
-from mmrl.core.readings import REF_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.readings import REF_LOGPROBS
+from mmrl.policies.shared.dry_run import size_of
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.quantized.layer import Nf4Linear, digest, nf4_layers
+from mmrl.policies.shared.quantized.layer import HostEmbedding, Nf4Linear, digest, host_weights, nf4_layers
+from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.loading import layers_to_quantize, load_config
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
-from tests.support.text_policies import EVERY, FP32_BOUND, gradients, logprobs, make, mixed, plain_model, relative_difference
+from mmrl.policies.text.settings import EngineConfig, QuantizedSettings, TextPolicyConfig
+from tests.attacks import codes, models
+from tests.attacks.models import Damage
+from tests.support.stored_codes import store_codes
+from tests.support.text_policies import (
+    EVERY,
+    FP32_BOUND,
+    assert_noted,
+    gradients,
+    logprobs,
+    make,
+    mixed,
+    plain_model,
+    relative_difference,
+)
 
 LORA = LoraSettings(rank=4, alpha=8)
 
@@ -55,7 +73,7 @@ def test_reads_writes_and_learns_as_the_rounded_model(tiny, family, tmp_path):
     bare = rounded(tiny(family), policy, tmp_path / "rounded")
     twin = with_adapter(make(bare, lora=LORA))
     rollouts = policy.rollout(mixed())
-    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
+    assert_noted(rollouts, logprobs(policy, rollouts))
     torch.testing.assert_close(logprobs(policy, rollouts), logprobs(twin, rollouts), atol=1e-6, rtol=0)
     assert relative_difference(gradients(policy, rollouts), gradients(twin, rollouts)) < 1e-6
     reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
@@ -149,3 +167,113 @@ def test_experts_that_are_one_tensor_are_refused_before_weights_load(tiny):
         layers_to_quantize(Experts(), family, ("language",))
     with pytest.raises(ValueError, match=r"parts holds 'vision', where many_experts has no linear layers"):
         layers_to_quantize(Experts(), family, ("vision",))
+
+
+LAYERS = r"^(?!.*visual).*layers\.\d+\..*_proj\.weight$"
+
+
+@pytest.mark.parametrize(("family", "double"), [("qwen2_5_vl", True), ("qwen3_vl", False)])
+def test_stored_codes_are_those_of_the_original_and_need_no_word(tiny, family: str, double: bool, tmp_path: Path):
+    folder = str(store_codes(tiny(family), tmp_path / family, LAYERS, double))
+    stored, made = with_adapter(make(folder, lora=LORA)), in_4_bits(tiny(family), quantized=QuantizedSettings(double=double))
+    assert digest(stored.net.model) == digest(made.net.model)
+    rollouts = stored.rollout(mixed())
+    assert torch.equal(logprobs(stored, rollouts), logprobs(made, rollouts))
+    planned, _ = meta_model(replace(stored.config, lora=None))
+    plan = {name: (layer.weight.shape, layer.scales.dtype) for name, layer in nf4_layers(planned)}
+    own = {name.removeprefix("base_model.model."): layer for name, layer in nf4_layers(stored.net.model)}
+    assert plan == {name.removesuffix(".base_layer"): (layer.weight.shape, layer.scales.dtype) for name, layer in own.items()}
+
+
+def test_an_adapter_is_merged_into_what_stored_codes_stand_for(tiny, tmp_path: Path):
+    folder = str(store_codes(tiny("qwen3_vl"), tmp_path / "qwen3_vl", LAYERS))
+    policy = with_adapter(make(folder, lora=LORA))
+    rollouts = policy.rollout(mixed())
+    policy.save(tmp_path / "merged")
+    merge_adapter(tmp_path / "merged", folder)
+    torch.testing.assert_close(logprobs(policy, rollouts), logprobs(make(str(tmp_path / "merged")), rollouts), atol=1e-5, rtol=0)
+
+
+MAP, STATE = f"{models.Q}.quant_map", f"{models.Q}.quant_state.bitsandbytes__"
+
+
+def spoilt(change: Callable[[dict[str, Tensor]], object]) -> Damage:
+    return partial(models.change, models.M, change)
+
+
+CASES: dict[str, tuple[tuple[str, ...], Damage, bool]] = {
+    **codes.CODES,
+    "an offset below 0": (("has scales from -2 to",), spoilt(codes.describe({"nested_offset": -2.0})), True),
+    "other values": (
+        ("has codes that stand for other values",),
+        spoilt(lambda found: found.update({MAP: found[MAP].flip(0).contiguous()})),
+        True,
+    ),
+    "few codes": (
+        ("of sizes (511, 16, 1), where 32 x 32 weights need (512, 16, 1)",),
+        spoilt(lambda found: found.update({models.Q: found[models.Q][:-1].contiguous()})),
+        True,
+    ),
+    "another kind": (
+        ("is in FP4, and NF4 is read",),
+        spoilt(lambda found: found.update({f"{STATE}fp4": found.pop(f"{STATE}nf4")})),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_codes_that_are_not_as_they_should_be_are_refused_by_name(tiny, case: str, tmp_path: Path):
+    words, damage, double = CASES[case]
+    folder = store_codes(tiny("qwen2_5_vl"), tmp_path / "model", r"model\.layers\..*proj\.weight", double)
+    damage(folder)
+    with pytest.raises(ValueError, match=r"policy\.model") as caught:
+        make(str(folder), lora=LORA)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_file_cut_short_and_weights_that_would_train_are_refused(tiny, tmp_path: Path):
+    folder = store_codes(tiny("qwen3_vl"), tmp_path / "qwen3_vl", LAYERS)
+    with pytest.raises(ValueError, match=r"is stored in 4 bits, which do not train: add \[policy.lora\]"):
+        make(str(folder))
+    with pytest.raises(ValueError, match=r"is stored in 4 bits, which vLLM cannot read: remove \[policy.engine\], or take"):
+        make(str(folder), lora=LORA, engine=EngineConfig(url=("http://127.0.0.1:9",)))
+    [file] = folder.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"its file .*model.safetensors is cut short or broken"):
+        make(str(folder), lora=LORA)
+
+
+HOST = QuantizedSettings(embeddings="host")
+
+
+def test_rows_are_those_of_the_table_and_the_table_stays():
+    table = nn.Embedding(5, 3)
+    found = nn.Sequential(HostEmbedding(table), nn.Linear(3, 2))
+    ids = torch.tensor([[4, 0], [2, 2]])
+    assert torch.equal(found[0](ids), table(ids))
+    found.to("meta")
+    assert found[1].weight.is_meta and table.weight.device.type == "cpu"
+    assert list(host_weights(found)) == [table.weight]
+    found.to(torch.bfloat16)
+    assert table.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_onevision"])
+def test_a_policy_reads_writes_and_learns_as_before(tiny, family: str):
+    far, near = in_4_bits(tiny(family), quantized=HOST), in_4_bits(tiny(family))
+    rollouts = near.rollout(mixed())
+    other = far.rollout(mixed())
+    assert [one.token_ids for _, one in other.samples()] == [one.token_ids for _, one in rollouts.samples()]
+    assert torch.equal(logprobs(far, rollouts), logprobs(near, rollouts))
+    assert relative_difference(gradients(far, rollouts), gradients(near, rollouts)) == 0
+    planned, _ = meta_model(far.config)
+    assert size_of(host_weights(planned)) == size_of(host_weights(far.net.model)) > 0
+    far.load_state_dict(near.state_dict())
+
+
+def test_a_head_that_is_the_same_table_keeps_it_on_the_device(tiny):
+    config = TextPolicyConfig(tiny("gemma3"), weights="nf4", lora=LORA, quantized=HOST)
+    for build in (TextPolicy, meta_model):
+        with pytest.raises(ValueError, match=r"embeddings is 'host', and the head of policy.model .*gemma3.*is the same table"):
+            build(config)

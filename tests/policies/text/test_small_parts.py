@@ -1,37 +1,35 @@
-"""Parts of the text policy that need no model: ends of completions, refusals, padding, budgets."""
+"""Parts of the text policy that need no files of a model: ends, refusals, padding, budgets, and the bytes of a reading."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from mmrl.core.readings import LOGPROBS
+from mmrl.policies.shared.dry_run import LiveBytes, fake_weights
 from mmrl.policies.shared.weights import check_reading
-from mmrl.policies.text.families import Family
+from mmrl.policies.text.dry_run import join_windows
+from mmrl.policies.text.families import Family, family_of
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
 from mmrl.policies.text.loading import check_head, refusing_code
-from mmrl.policies.text.prompt.encode import Encoded, collate_prompts, stand_in_prompt
+from mmrl.policies.text.net import NEVER, TextNet
+from mmrl.policies.text.packed.attention import install
+from mmrl.policies.text.prompt.encode import Encoded, stand_in_prompt
+from mmrl.policies.text.read.evaluate import RowEvaluation, TokenValues, evaluation_of, token_values
+from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.generate import Stops
 from mmrl.policies.video.sampling import VideoSettings
 
 
-def spell(rows: list[list[int]]) -> list[str]:
-    """One token, one letter."""
-    return ["".join(chr(token) for token in row) for row in rows]
-
-
-def codes(text: str) -> list[int]:
-    return [ord(letter) for letter in text]
-
-
 def test_a_text_ends_a_completion_wherever_its_letters_were_cut_into_tokens():
-    stops = Stops((0,), spell, ("</answer>", "STOP"))
-    tokens = [codes("xyz</answer>"), codes("xyz</answerS"), codes("12345678STOP"), codes("STOPSTOPxxxx")]
+    """One token, one letter."""
+    stops = Stops((0,), lambda rows: ["".join(map(chr, row)) for row in rows], ("</answer>", "STOP"))
+    tokens = [[ord(letter) for letter in text] for text in ("xyz</answer>", "xyz</answerS", "12345678STOP", "STOPSTOPxxxx")]
     assert stops.first_ends(tokens[:3], [[True]] * 3) == [0, None, 0], "the last token completes it, or none does"
     assert stops.first_ends(tokens, [[False]] * 4) == [None] * 4, "only where asked"
     assert stops.first_ends(tokens, [[True] * 12] * 4) == [11, None, 11, 3], "the first of several"
@@ -57,17 +55,6 @@ def test_only_errors_about_foreign_code_are_told_in_other_words():
 def test_a_stand_in_shows_one_picture():
     assert [picture.size for picture in stand_in_prompt(Family(None)).media] == [(64, 64)]
     assert stand_in_prompt(TextOnly(None)).media == ()
-
-
-def test_shorter_prompts_are_padded_on_the_left():
-    long = Encoded("a", torch.tensor([5, 6, 7]), torch.tensor([[0, 1, 2]]))
-    short = Encoded("b", torch.tensor([8]), torch.tensor([[0]]), type_ids=torch.tensor([1]))
-    batch = collate_prompts([long, short], 9, torch.device("cpu"))
-    assert batch.token_ids.tolist() == [[5, 6, 7], [9, 9, 8]]
-    assert batch.attention.tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert batch.positions.tolist() == [[[0, 1, 2], [0, 0, 0]]]
-    assert batch.type_ids is not None and batch.type_ids.tolist() == [[0, 0, 0], [0, 0, 1]]
-    assert batch.next_positions.tolist() == [[[3], [1]]]
 
 
 @pytest.mark.parametrize(
@@ -106,3 +93,116 @@ def test_logits_must_be_those_of_the_head():
     for model in (Scaled(1.5), Scaled(1.0, output_multiplier=1.5), Scaled(1.0, final_logit_softcapping=1.0)):
         with pytest.raises(ValueError, match="llama changes its logits after the head"):
             check_head(model, Generic(model.config))
+
+
+VOCABULARY, HIDDEN, MLP, LOGITS = 151_936, 256, 1024, 2**23
+PER_FRAME = 128
+"""Vision features of a frame, of four patches each."""
+
+
+@pytest.fixture(scope="module")
+def net() -> TextNet:
+    """A Qwen2.5-VL without weights: narrow, with the vocabulary of the real ones, vision frozen, checkpointed."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [8, 12, 12]},
+    }
+    text = {"hidden_size": HIDDEN, "intermediate_size": MLP, "num_hidden_layers": 2, "vocab_size": VOCABULARY, **heads}
+    vision = {"hidden_size": 64, "intermediate_size": 64, "depth": 2, "num_heads": 2, "out_hidden_size": HIDDEN}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config={**vision, "fullatt_block_indexes": [1]})
+    with torch.device("meta"):
+        model: Any = Qwen2_5_VLForConditionalGeneration(config)
+    join_windows(model)
+    install(model)
+    model.model.visual.requires_grad_(False)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    fake_weights(model)
+    return TextNet(model.eval(), family_of(config), [0], 0)
+
+
+def after_a_clip(net: TextNet, frames: int, group_size: int, length: int) -> RowEvaluation:
+    """Completions behind a clip; two frames make one moment of it."""
+    count = frames // 2 * 2 * PER_FRAME
+    ids = torch.cat([torch.full((count,), net.family.config.video_token_id), torch.arange(64)])
+    types = torch.cat([torch.full((count,), 2), torch.zeros(64, dtype=torch.long)])
+    grid = torch.tensor([[frames // 2, 32, 32]])
+    media = {"pixel_values_videos": torch.zeros(int(grid.prod()), 1176), "video_grid_thw": grid}
+    prompt = Encoded("clip", ids, torch.arange(len(ids)).expand(3, -1), types, media)
+    return behind(net, prompt, torch.zeros(group_size, length, dtype=torch.long), LOGITS, packed=True)
+
+
+def behind(net: TextNet, prompt: Encoded, tokens: Tensor, logits: int, packed: bool = False) -> RowEvaluation:
+    """Completions (n, t) behind one prompt, all of whose tokens are evaluated."""
+    index, lengths = torch.zeros(len(tokens), dtype=torch.long), torch.full((len(tokens),), tokens.shape[1])
+    trace = TextTrace((prompt,), index, tokens, lengths, torch.ones(len(tokens)), 0 * lengths, net.family, packed=packed)
+    return evaluation_of(net, trace, [prompt], torch.ones(tokens.shape, dtype=torch.bool), ("logprobs", "entropy"), logits)
+
+
+def peak(net: TextNet, work: RowEvaluation, grad: bool = False) -> int:
+    """Most bytes that live at a time."""
+    net.train(grad)
+    with torch.set_grad_enabled(grad), LiveBytes() as live:
+        values = net(work)
+        if grad:
+            torch.stack([value.sum() for value in values.values()]).sum().backward()
+    for weight in net.parameters():
+        weight.grad = None
+    net.eval()
+    return live.peak
+
+
+def test_256_frames_take_bytes_in_proportion_to_their_tokens(net: TextNet):
+    """32,832 tokens: neither their square nor logits of all of them, nor a copy of their keys for every completion."""
+    short, long = after_a_clip(net, 32, 4, 32), after_a_clip(net, 256, 4, 32)
+    assert long.positions_fed == 32 * 1024 + 64 + 4 * 31
+    # Eight times the tokens; less is what does not grow with them: gradients of weights and logits.
+    for grad in (False, True):
+        few, many = peak(net, short, grad), peak(net, long, grad)
+        assert many < 8 * few
+        per_token = (many - few) / (long.positions_fed - short.positions_fed)
+        # The widest things of a token in one layer are the MLP's; in the backward pass each has a gradient.
+        assert per_token < (6 if grad else 3) * 4 * (MLP + 4 * HIDDEN)
+    assert peak(net, after_a_clip(net, 256, 8, 32)) < 1.02 * peak(net, long)
+
+
+@pytest.mark.parametrize("length", [3, 200])
+def test_logits_are_bounded_in_one_chunk_and_in_many(length: int):
+    """At most four tensors of a chunk's logits live at a time, with gradients, also where all fit into one chunk."""
+    model = nn.Module()
+    model.model, head = nn.Module(), nn.Linear(8, 1000, bias=False)
+    model.get_output_embeddings = lambda: head  # type: ignore[assignment]
+    model._no_split_modules = None  # type: ignore[assignment]
+    net = TextNet(model, family_of(LlamaConfig(vocab_size=1000)), [0], 0)
+    hidden, tokens = torch.randn(4 * length, 8, requires_grad=True), torch.ones(4 * length, dtype=torch.long)
+    chunk = 16
+    prompt = Encoded("p", torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
+    work = behind(net, prompt, tokens[None], 1000 * chunk)
+    with LiveBytes() as live:
+        work.evaluate(net, hidden, tokens, torch.ones(len(tokens))).sum().backward()
+    at_once = min(chunk, len(tokens))
+    weights = 2 * head.weight.numel() * 4
+    assert 2 * at_once * 1000 * 4 < live.peak < 4 * at_once * 1000 * 4 + weights + 64 * len(tokens) * 4
+
+
+def test_values_of_tokens_and_their_gradients_are_those_of_autograd():
+    logits = torch.randn(5, 7, dtype=torch.float64)
+    logits[:, 3] = NEVER
+    logits.requires_grad_()
+    tokens = torch.tensor([0, 1, 2, 4, 6])
+
+    def plain() -> Tensor:
+        logprobs = logits.log_softmax(-1)
+        return torch.stack([logprobs.gather(-1, tokens[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)])
+
+    upstream = torch.randn(2, 5, dtype=torch.float64) * torch.tensor([1e-6, 1.0, 1e3, 1e6, 1e15])
+    for quantities, rows in ((("logprobs", "entropy"), [0, 1]), (("entropy",), [1]), (("logprobs",), [0])):
+        found, expected = token_values(logits, tokens, quantities), plain()[rows]
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        mine = torch.autograd.grad((upstream[rows] * found).sum(), logits)[0]
+        theirs = torch.autograd.grad((upstream[rows] * expected).sum(), logits)[0]
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+    assert TokenValues.apply(logits, tokens, False)[1].eq(0).all()  # type: ignore[no-untyped-call]

@@ -140,7 +140,10 @@ def other_text(rollouts: Rollouts) -> Rollouts:
 ROW = r"prompt 'b', sample 1 of group 1: "
 PROMPT = r"prompt 'b': "
 BROKEN: dict[str, tuple[Any, str]] = {
-    "grids": (lambda policy, rows: fewer_patches(rows), PROMPT + "the grids of its pictures speak of"),
+    "grids": (
+        lambda policy, rows: with_prompt(rows, media={**(own := second(rows).media), "pixel_values": own["pixel_values"][:-4]}),
+        PROMPT + "the grids of its pictures speak of",
+    ),
     "placeholders": (
         lambda policy, rows: without_tokens(rows, *bounds(policy, rows)),
         PROMPT + r"its text holds \d+ image placeholders, its pictures give",
@@ -149,10 +152,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
         lambda policy, rows: moved(rows, 0, policy.family.image_token_id),
         PROMPT + r"\d+ of its \d+ tokens stand at wrong positions",
     ),
-    "width": (
-        lambda policy, rows: moved(rows, 2, policy.family.image_token_id),
-        PROMPT + r".* token \d+ of a picture, at",
-    ),
+    "width": (lambda policy, rows: moved(rows, 2, policy.family.image_token_id), PROMPT + r".* token \d+ of a picture, at"),
     "types": (
         lambda policy, rows: with_prompt(rows, type_ids=torch.zeros_like(second(rows).token_ids)),
         PROMPT + "its token types do not mark exactly",
@@ -215,27 +215,18 @@ def test_rows_that_were_not_drawn_as_training_reads_them_need_no_record(policy_o
         policy.audit(begun)
 
 
-def fewer_patches(rollouts: Rollouts) -> Rollouts:
-    media = dict(second(rollouts).media)
-    return with_prompt(rollouts, media={**media, "pixel_values": media["pixel_values"][:-4]})
-
-
 def bounds(policy: TextPolicy, rollouts: Rollouts) -> tuple[int, int]:
     """One placeholder."""
     at = int((second(rollouts).token_ids == policy.family.image_token_id).nonzero()[0, 0])
     return at, at + 1
 
 
-def two(policy: TextPolicy) -> Rollouts:
-    prompts = [Prompt("a", "what?", (picture(0),)), Prompt("b", "where is <image> to be seen?", (picture(1, 90, 60),))]
-    return policy.rollout([Request(prompt, 2, i, seed=i) for i, prompt in enumerate(prompts)])
-
-
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_every_single_break_names_the_row(policy_of, name, family):
     policy, (change, message) = policy_of(family), BROKEN[name]
-    rollouts = two(policy)
+    prompts = [Prompt("a", "what?", (picture(0),)), Prompt("b", "where is <image> to be seen?", (picture(1, 90, 60),))]
+    rollouts = policy.rollout([Request(prompt, 2, i, seed=i) for i, prompt in enumerate(prompts)])
     policy.audit(rollouts)
     with pytest.raises(ValueError, match=message):
         policy.audit(change(policy, rollouts))

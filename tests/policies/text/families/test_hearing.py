@@ -1,14 +1,14 @@
-"""Thinkers of Qwen2.5-Omni and Qwen3-Omni, and Gemma 4, hear: sampled = read again = transformers' own, packed and alone; the
-thinkers from the whole published folder."""
+"""Models that hear: sampled = read again = transformers' own, packed and alone; Voxtral's chats are those of mistral-common."""
 
 import json
 import math
+import re
 import shutil
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,19 +16,18 @@ from safetensors.torch import load_file, save_file
 from mmrl.answers.spans.sounds import Ear, read_wave
 from mmrl.app.modality.base import EvaluationTable
 from mmrl.app.modality.templates import writing_code
-from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import Audio, Video
 from mmrl.core.types import Prompt, Request
 from mmrl.engine.wire_prompts import media_parts
 from mmrl.lab.tiny.text.ears import EARS, MARKS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import QwenOmni
+from mmrl.policies.text.families.voxtral import SOUND, TekkenProcessor
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.vision.cache import ways_apart
 from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 from tests.support.text_policies import (
-    FP32_BOUND,
-    generated,
+    assert_noted,
     gradients,
     ids_of,
     logprobs,
@@ -108,10 +107,8 @@ def test_sampled_read_again_packed_repeated_and_transformers_alone_agree(tiny, s
     rollouts = packed.rollout(requests(sounds, name not in EARS))
     assert text_trace(rollouts.trace).packed and (packed.net.features is None) == trains
     packed.audit(rollouts)
-    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
-    others = (logprobs(packed, rollouts), repeated.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS])
-    for expected in (*others, plain_logprobs(plain_model(tiny(name)), packed, rollouts, fed_by)):
-        torch.testing.assert_close(noted, expected.detach(), atol=FP32_BOUND, rtol=0)
+    alone = plain_logprobs(plain_model(tiny(name)), packed, rollouts, fed_by)
+    assert_noted(rollouts, logprobs(packed, rollouts), logprobs(repeated, rollouts), alone)
     if trains:
         own = gradients(packed, rollouts)
         assert relative_difference(own, gradients(repeated, rollouts)) < 1e-4
@@ -136,26 +133,6 @@ def test_what_is_heard_is_learnt_by_reinforcement(tiny, tmp_path: Path):
         optimizer.zero_grad()
         policy.advance()
     assert sum(right[:3]) / 3 < 0.65 and sum(right[-5:]) / 5 > 0.65
-
-
-def test_another_sound_is_another_answer(tiny, sounds: list[Audio]):
-    """A control: the audit finds a sound that stands at another prompt, and the readings move."""
-    policy = make(tiny(THINKER))
-    rollouts = policy.rollout([Request(Prompt("one", "when?", (sounds[0],)), 2, 0)])
-    trace = text_trace(rollouts.trace)
-    own = trace.prompts[0]
-    swapped = replace(own, media={**own.media, "input_features": own.media["input_features"].flip(-1)})
-    other = policy.read(replace(trace, prompts=(swapped,)), [LOGPROBS], rollouts.action_mask)[LOGPROBS]
-    assert float((other - rollouts.recorded[ROLLOUT_LOGPROBS]).abs().max().detach()) > 1e-3
-
-
-@HEARING
-def test_greedy_answers_are_those_of_generate(tiny, sounds: list[Audio], name: str):
-    policy = make(tiny(name))
-    model, processor = plain_model(tiny(name))
-    prompt = requests(sounds)[0].prompt
-    rollouts = policy.rollout([Request(prompt, 1, 0)], Sampling(temperature=0.0, max_new_tokens=6))
-    assert ids_of(rollouts.groups[0].samples[0]) == generated(policy, model, fed_by(processor, prompt), 6)
 
 
 def test_a_second_is_25_placeholders_and_its_padding_is_cut(tiny, sounds: list[Audio]):
@@ -184,7 +161,7 @@ def test_a_clip_beside_a_sound_stands_at_its_times(tiny, tmp_path: Path, sounds:
     policy = make(tiny(name))
     rollouts = policy.rollout([Request(Prompt("clip", "<video> <audio>?", (Video(file.source, frames=4), file)), 2, 0)])
     policy.audit(rollouts)
-    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
+    assert_noted(rollouts, logprobs(policy, rollouts))
 
 
 def whole(thinker: str, folder: Path) -> Path:
@@ -222,24 +199,20 @@ def test_the_published_folder_of_all_parts_gives_the_thinker(tiny, tmp_path: Pat
 
 
 def test_what_cannot_be_heard_is_said(tiny, tmp_path: Path, sounds: list[Audio]):
-    policy = make(tiny(THINKER))
     long = write_wav(tmp_path / "long.wav", [tone(32.0, rate=8_000)], 8_000)
-    with pytest.raises(ValueError, match=r"prompt 'p': the sound '.*long.wav' lasts 32.0 s, and the model hears 30 s"):
-        policy.encode(Prompt("p", "?", (long,)))
-    with pytest.raises(FileNotFoundError, match=r"prompt 'p': there is no sound 'gone\.wav'"):
-        policy.encode(Prompt("p", "?", (Audio("gone.wav"),)))
-    with pytest.raises(ValueError, match=r"prompt 'p' holds sounds, which cannot be sent to a server: remove \[policy.engine\]"):
-        media_parts(policy, sounds[0], Prompt("p", "?", (sounds[0],)))
-    with pytest.raises(ValueError, match=r"has 0 <image> markers and 0 <video> markers and 2 <audio> markers, .* and 1 sounds"):
-        policy.encode(Prompt("p", "<audio> <audio>", (sounds[0],)))
-    with pytest.raises(
-        ValueError, match=r"qwen2_5_vl takes no sounds here: use a model that `mmrl ls families` lists with sounds"
+    too_long = r"the sound '.*long.wav' lasts 32.0 s, and the model hears 30 s"
+    for name, text, heard, said in (
+        (THINKER, "?", long, rf"prompt 'p': {too_long}"),
+        (GEMMA, "?", long, too_long),
+        (THINKER, "?", Audio("gone.wav"), r"prompt 'p': there is no sound 'gone\.wav'"),
+        (THINKER, "<audio> <audio>", sounds[0], r"has 0 <image> markers and 0 <video> .* 2 <audio> markers, .* and 1 sounds"),
+        ("qwen2_5_vl", "?", sounds[0], "qwen2_5_vl takes no sounds here: use a model that `mmrl ls families` lists with sounds"),
+        ("gemma4", "?", sounds[0], "gemma4 takes no sounds here"),
     ):
-        make(tiny("qwen2_5_vl")).encode(Prompt("p", "?", (sounds[0],)))
-    with pytest.raises(ValueError, match=r"gemma4 takes no sounds here"):
-        make(tiny("gemma4")).encode(Prompt("p", "?", (sounds[0],)))
-    with pytest.raises(ValueError, match=r"the sound '.*long.wav' lasts 32.0 s, and the model hears 30 s"):
-        make(tiny(GEMMA)).encode(Prompt("p", "?", (long,)))
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            make(tiny(name)).encode(Prompt("p", text, (heard,)))
+    with pytest.raises(ValueError, match=r"prompt 'p' holds sounds, which cannot be sent to a server: remove \[policy.engine\]"):
+        media_parts(make(tiny(THINKER)), sounds[0], Prompt("p", "?", (sounds[0],)))
     for scale, said in ((float("nan"), "no finite numbers"), (1e30, r"of 5e\+29, and full scale is 1: save it in 16 bits")):
         odd = write_floats(tmp_path / "odd.wav", scale * tone(1.0))
         with pytest.raises(ValueError, match=rf"the sound '.*odd.wav' .*{said}"):
@@ -288,3 +261,109 @@ def test_the_template_of_phi_4s_makers_wants_one_text_per_message(tiny, tmp_path
     chat = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "?"}]}, {"role": "user", "content": "so?"}]
     expected = "<|user|><|endoftext11|>?<|end|><|user|>so?<|end|>"
     assert alone.apply_chat_template(chat, tokenize=False) == expected
+
+
+Chat = list[dict[str, Any]]
+
+
+def said(role: str, *parts: str | int) -> dict[str, Any]:
+    """A message; a number among its parts is a sound of so many seconds."""
+    content = [{"type": "audio", "seconds": one} if isinstance(one, int) else {"type": "text", "text": one} for one in parts]
+    return {"role": role, "content": content}
+
+
+def seconds(chat: Chat) -> list[int]:
+    return [part["seconds"] for message in chat for part in message["content"] if part["type"] == "audio"]
+
+
+WRITTEN: dict[str, Chat] = {
+    "<s>[INST][BEGIN_AUDIO]{30}when?[/INST]": [said("user", 2, "when?")],
+    "<s>[INST]is [BEGIN_AUDIO]{30} like [BEGIN_AUDIO]{60}?[/INST]": [said("user", "is ", 2, " like ", 4, "?")],
+    "<s>[SYSTEM_PROMPT]be brief[/SYSTEM_PROMPT][INST] hi \n[/INST]": [said("system", "be brief"), said("user", " hi \n")],
+    "<s>[INST][BEGIN_AUDIO]{30}[/INST]one</s>[INST]and?[/INST]": [
+        said("user", 2),
+        said("assistant", "one"),
+        said("user", "and?"),
+    ],
+}
+"""The text of what mistral-common 1.13.1 made of a chat by the tiny tekken.json, {n} for so many [AUDIO]."""
+
+
+def waves(chat: Chat) -> list[np.ndarray[Any, Any]]:
+    return [tone(float(length), 300 * length).astype(np.float32) for length in seconds(chat)]
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_chats_are_written_as_mistral_common_writes_them(tiny, written: str):
+    processor = make(tiny("voxtral")).processor
+    chat = WRITTEN[written]
+    text = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    tokens = processor([text], audio=waves(chat), add_special_tokens=False)["input_ids"][0]
+    assert processor.tokenizer.decode(tokens) == re.sub(r"\{(\d+)\}", lambda one: SOUND * int(one[1]), written)
+    whole = [part for part in re.split(r"(<s>|</s>|\[/?[A-Z_]+\]|\{\d+\})", written) if part]
+    assert len(tokens) == sum(int(part[1:-1]) if part[0] == "{" else 1 if part[0] in "<[" else len(part) for part in whole)
+
+
+def test_a_long_sound_is_heard_in_pieces(tiny, tmp_path: Path):
+    """The last piece is filled with silence, and no piece is heard twice."""
+    policy = make(tiny("voxtral"))
+    long = write_wav(tmp_path / "long.wav", [tone(7.0, 500)])
+    encoded = policy.encode(Prompt("p", "?", (long,)))
+    assert encoded.media["input_features"].shape == (3, 16, 300) and int((encoded.token_ids == 24).sum()) == 90
+    begun = policy.encode(Prompt("p", "?", (Audio(long.source, end=3.0),)))
+    torch.testing.assert_close(begun.media["input_features"][0, :, :290], encoded.media["input_features"][0, :, :290])
+    assert policy.family.ear(policy.processor).longest == 3.0 * (4096 // 30)
+
+
+def test_a_trained_folder_has_the_published_files(tiny, tmp_path: Path):
+    policy = make(tiny("voxtral"))
+    policy.save(tmp_path / "saved")
+    names = {"config.json", "generation_config.json", "model.safetensors", "preprocessor_config.json", "tekken.json"}
+    assert {file.name for file in (tmp_path / "saved").iterdir()} == names
+    again = make(str(tmp_path / "saved"))
+    assert again.processor.tekken == policy.processor.tekken and again.eos_token_ids == (2,)
+    assert {1, 11, 24, 25} <= again.banned, "beginning, padding and marks of sounds"
+    lines = "\n".join(writing_code(again, EvaluationTable(), "whole"))
+    assert '{"type": "audio", "path": "SOUND"}' in lines and 'pip install "transformers[audio,mistral-common]"' in lines
+    assert "processor.chat_template =" not in lines
+
+
+def test_what_cannot_be_written_is_said(tiny, tmp_path: Path):
+    heard = write_wav(tmp_path / "a.wav", [tone(1.0, 500)])
+    with pytest.raises(ValueError, match=r"takes no system prompt beside sounds: leave policy\.system_prompt empty"):
+        make(tiny("voxtral"), system_prompt="be brief").encode(Prompt("p", "?", (heard,)))
+    with pytest.raises(ValueError, match=r"prompt 'p': its text holds 2 marks \[AUDIO\] for 1 sounds"):
+        make(tiny("voxtral")).encode(Prompt("p", "[AUDIO]?", (heard,)))
+    shutil.copytree(tiny("voxtral"), tmp_path / "bare")
+    (tmp_path / "bare" / "tekken.json").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"policy\.model '.*bare' has no tekken\.json, .*: put theirs beside config\.json"
+    ):
+        make(str(tmp_path / "bare"))
+
+
+@pytest.mark.evidence
+def test_mistral_common_itself_agrees(tiny, tmp_path: Path):
+    """Token ids and features, asked for as on model cards; needs `pip install "transformers[audio,mistral-common]"`."""
+    pytest.importorskip("mistral_common")
+    from transformers import AutoProcessor
+
+    policy = make(tiny("voxtral"))
+    theirs: Any = AutoProcessor.from_pretrained(tiny("voxtral"))
+    assert type(policy.processor) is TekkenProcessor and type(theirs.tokenizer).__name__ == "MistralCommonBackend"
+    for chat in WRITTEN.values():
+        files = [write_wav(tmp_path / f"{length}.wav", [tone(float(length), 300 * length)]) for length in seconds(chat)]
+        named = iter([{"path": file.source} for file in files])
+        heard = [
+            {**one, "content": [part | next(named) if part["type"] == "audio" else part for part in one["content"]]}
+            for one in chat
+        ]
+        pieces = {"pad_to_multiple_of": 48_000, "max_source_positions": 300}
+        asked = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        found = theirs.apply_chat_template(heard, processor_kwargs=pieces, **asked)
+        text = policy.processor.apply_chat_template(chat, tokenize=False)
+        own: Any = policy.processor([text], audio=waves(chat), add_special_tokens=False)
+        assert found["input_ids"][0].tolist() == own["input_ids"][0]
+        assert ("input_features" in found) == ("input_features" in own)
+        if "input_features" in found:
+            torch.testing.assert_close(found["input_features"], own["input_features"], atol=1e-3, rtol=0)

@@ -4,12 +4,11 @@ KINDS OUT FOLDER=WORDS... Words are those of `policy_of`, `alone` for rows of th
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mmrl.core.readings import ENTROPY, LOGPROBS
 from mmrl.core.types import Prompt, Reading, Request, Video
@@ -32,18 +31,19 @@ TEXTS = {
 DIVERGENCE = Reading("group_divergence")
 
 
-def requests(folder: Path) -> list[Request]:
-    """Completions of prompts with pictures, a clip and neither."""
-    clip = folder / "clip.mp4"
-    if not clip.exists():
-        write_video(clip, [i / 16 for i in range(16)], size=(64, 32))
+def requests(folder: Path | None = None) -> list[Request]:
+    """Groups of ragged completions, one of them empty, behind prompts with pictures and without, and with a clip in a folder."""
     prompts = [
         Prompt("one", "what is it?", (picture(0),)),
-        Prompt("clip", LONG + " when?", (Video(str(clip)),)),
         Prompt("two", LONG + "is <image> like <image>, or not?", (picture(1), picture(2, 90, 40))),
         Prompt("none", "hi"),
         Prompt("tall", "and this? " + LONG, (picture(3, 40, 100),)),
     ]
+    if folder is not None:
+        clip = folder / "clip.mp4"
+        if not clip.exists():
+            write_video(clip, [i / 16 for i in range(16)], size=(64, 32))
+        prompts.insert(1, Prompt("clip", LONG + " when?", (Video(str(clip)),)))
     some = [(i, prompt, text) for i, prompt in enumerate(prompts) for text in TEXTS[prompt.id]]
     return [Request(prompt, 1, group_id=i, role="injected", written=text) for i, prompt, text in some]
 
@@ -56,14 +56,6 @@ def policy_of(folder: str, words: Sequence[str], context: int) -> TextPolicy:
         if "lora_B" in name:
             weight.data.copy_(torch.linspace(-0.1, 0.1, weight.numel()).view(weight.shape))
     return policy
-
-
-def whole(policy: TextPolicy) -> Iterator[tuple[str, Tensor]]:
-    """The gradients, gathered."""
-    for name, weight in policy.net.model.named_parameters():
-        if weight.grad is not None:
-            grad: Any = weight.grad
-            yield name, grad.full_tensor() if hasattr(grad, "full_tensor") else grad
 
 
 def read(folder: str, words: Sequence[str], accelerator: Any, place: Path, context: int) -> dict[str, Any]:
@@ -87,7 +79,9 @@ def read(folder: str, words: Sequence[str], accelerator: Any, place: Path, conte
     values = {reading.quantity: x.detach() for reading, x in live.items()}
     values |= {f"frozen {reading.quantity}": x for reading, x in frozen.items()}
     rows = {f"{g}/{s}": {name: x[i][mask[i]] for name, x in values.items()} for i, (g, s) in enumerate(names)}
-    return {"rows": rows, "grads": dict(whole(policy)), "tokens": max(seen)}
+    own = {name: weight.grad for name, weight in policy.net.model.named_parameters() if weight.grad is not None}
+    grads = {name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad for name, grad in own.items()}
+    return {"rows": rows, "grads": grads, "tokens": max(seen)}
 
 
 def main(kinds: str, out: str, *cases: str) -> None:

@@ -7,17 +7,17 @@ import torch
 from PIL import Image
 
 from mmrl.app.modality.text import TextModality
-from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import MediaSize, Prompt, Request, Video
+from mmrl.lab.tiny.byte_tokens import byte_tokenizer
+from mmrl.lab.tiny.text.llms import turns
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.check.audit import audit
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.families.base import pad_cat
 from mmrl.policies.text.families.qwen_vl import say_shared
-from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.prompt.templates import answer_template, messages, tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
-from tests.support.text_policies import EVERY, FAMILIES, FP32_BOUND, logprobs, make, mixed, picture, text_trace
+from tests.support.text_policies import EVERY, FAMILIES, assert_noted, logprobs, make, mixed, picture, text_trace
 from tests.support.videos import even, write_video
 
 SIZES = [(64, 48), (30, 200), (200, 30), (28, 28), (57, 113), (400, 400), (10, 12)]
@@ -87,7 +87,7 @@ def test_a_grey_picture_is_not_taken_for_padding(tiny):
     encoded = policy.encode(grey)
     assert encoded.media["pixel_values"].abs().max() < 1e-7
     rollouts = policy.rollout([Request(grey, 2, 0), Request(Prompt("p", "?", (picture(0),)), 1, 1)])
-    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)
+    assert_noted(rollouts, logprobs(policy, rollouts))
 
 
 def test_family_is_chosen_by_model_type(tiny):
@@ -181,31 +181,27 @@ def test_pictures_are_turned_upright_and_made_rgb(tmp_path):
 
 
 def test_wrong_pictures_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"prompt 'p7': there is no picture .*cat\.jpg"):
-        open_picture(tmp_path / "cat.jpg", "p7")
-    (tmp_path / "text.jpg").write_text("no picture")
-    with pytest.raises(ValueError, match=r"prompt 'p7': .*text\.jpg' is not a picture"):
-        open_picture(tmp_path / "text.jpg", "p7")
-    picture(0, 200, 200).save(tmp_path / "cut.jpg")
-    whole = (tmp_path / "cut.jpg").read_bytes()
-    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"prompt 'p7': the picture .*cut\.jpg' is damaged"):
-        open_picture(tmp_path / "cut.jpg", "p7")
-    with pytest.raises(ValueError, match="prompt 'p7': a picture is a path or a PIL image, not bytes"):
-        open_picture(b"", "p7")
+    text, cut = tmp_path / "text.jpg", tmp_path / "cut.jpg"
+    text.write_text("no picture")
+    picture(0, 200, 200).save(cut)
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    for source, said in (
+        (tmp_path / "cat.jpg", r"there is no picture .*cat\.jpg"),
+        (text, r".*text\.jpg' is not a picture"),
+        (cut, r"the picture .*cut\.jpg' is damaged"),
+        (b"", "a picture is a path or a PIL image, not bytes"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=f"prompt 'p7': {said}"):
+            open_picture(source, "p7")
 
 
-def test_prompts_are_never_cut(tiny):
+def test_prompts_are_never_cut_and_spell_no_placeholder(tiny):
     policy = make(tiny("qwen3_vl"), max_prompt_tokens=30)
     policy.encode(Prompt("short", "?"))
     with pytest.raises(ValueError, match=r"prompt 'long': it has \d+ tokens, .* policy.max_prompt_tokens is 30"):
         policy.encode(Prompt("long", "?" * 40))
-
-
-def test_a_text_that_spells_a_placeholder_is_refused(tiny):
-    policy = make(tiny("qwen3_vl"))
-    with pytest.raises(ValueError, match="prompt 'p3'"):
-        policy.encode(Prompt("p3", "<|image_pad|> what?"))
+    with pytest.raises(ValueError, match=r"prompt 'p3': Found 1 <\|image_pad\|> tokens in the text but no images"):
+        make(tiny("qwen3_vl")).encode(Prompt("p3", "<|image_pad|> what?"))
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -225,27 +221,25 @@ def test_the_audit_finds_what_does_not_fit(tiny, family):
         audit(replace(trace, tokens=tokens))
 
 
-def test_the_audit_counts_patch_rows(tiny):
-    policy = make(tiny("qwen3_vl"))
-    trace = text_trace(policy.rollout(mixed()).trace)
-    first = trace.prompts[0]
-    short = replace(first, media={**first.media, "pixel_values": first.media["pixel_values"][1:]})
-    with pytest.raises(ValueError, match="prompt 'one': the grids of its pictures speak of"):
-        audit(replace(trace, prompts=(short, *trace.prompts[1:])))
-
-
 def test_wrong_models_are_refused(tmp_path):
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import CLIPConfig, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"the folder '.*empty' holds no config\.json: give the folder of a model"):
-        load_config(TextPolicyConfig(str(tmp_path / "empty")))
-    small = Qwen2Config(
-        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
-    )
-    Qwen2ForCausalLM(small).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has no chat template: use an instruction-tuned model"):
-        make(str(tmp_path))
+    CLIPConfig().save_pretrained(tmp_path / "clip")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=64, num_hidden_layers=1, **sizes)).save_pretrained(tmp_path / "bare")
+    tokenizer = byte_tokenizer({})
+    tokenizer.chat_template = turns()
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path / "gpt2")
+    for name, said in (
+        ("empty", r"the folder '.*empty' holds no config\.json: give the folder of a model"),
+        ("clip", "is of type clip, which does not write text"),
+        ("bare", "has no chat template: use an instruction-tuned model"),
+        ("gpt2", "gpt2 keeps its layers elsewhere than other language models"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            make(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])

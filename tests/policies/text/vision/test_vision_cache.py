@@ -1,7 +1,8 @@
-"""A vision part that does not train looks at each prompt once, and nothing else changes."""
+"""A vision part that does not train looks at each prompt once, and which parts media pass is read from transformers' code."""
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmrl.app.modality.on_cards import refuse_ways_apart
+from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts, Video
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.families import FAMILIES, Family, Generic, family_of, model_class
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
-from mmrl.policies.text.vision.cache import MIB, VisionCache
+from mmrl.policies.text.vision.cache import MIB, VisionCache, ways_apart
 from tests.support.text_policies import EVERY, FP32_BOUND, gradients, make, mixed, picture, stir, text_trace
 from tests.support.videos import even, write_video
 
@@ -132,9 +136,9 @@ def test_names_of_layers_that_are_elsewhere_too_are_counted(tiny: Callable[[str]
 
 
 def test_features_go_when_their_prompts_go(tiny: Callable[[str], str]):
-    policy = stirred(tiny("qwen3_vl"))
+    policy = stirred(tiny("qwen3_vl"), vision_cache_mib=3)
     rollouts = policy.rollout(mixed())
-    assert cached(policy).size > 0
+    assert cached(policy).most == 3 * MIB and cached(policy).size > 0
     del rollouts
     gc.collect()
     assert cached(policy).size == 0
@@ -167,6 +171,67 @@ def test_other_pictures_of_a_prompt_have_other_features(tiny: Callable[[str], st
     assert again["image"].pooled[0] is first["image"].pooled[0]
 
 
-def test_the_setting_is_in_mib(tiny: Callable[[str], str]):
-    policy = make(tiny("qwen3_vl"), lora=LORA, vision_cache_mib=3)
-    assert cached(policy).most == 3 * MIB
+def with_clips(family: Family) -> Family:
+    return replace(family, sees=("image", "video"), own_keys=(("video", frozenset({"pixel_values_videos"})),))
+
+
+def skeleton(name: str, **more: Any) -> tuple[Any, Family]:
+    """The model of a type below its head, of one layer and without weights, and its family."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config: Any = CONFIG_MAPPING[name](**more)
+    text = config.get_text_config()
+    text.num_hidden_layers = 1
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    with torch.device("meta"):
+        return model_class(config).from_config(config).model, family_of(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("qwen2_5_vl", {}),
+        ("qwen3_vl", {}),
+        ("glm4v", {}),
+        ("llava_onevision", {}),
+        ("internvl", {}),
+        ("qwen2_5_omni_thinker", {"audio": "audio_tower, visual"}),
+        ("granite_speech", {"audio": "encoder, projector"}),
+        ("qwen2_audio", {"audio": "which it does not name"}),
+    ],
+)
+def test_families(name: str, expected: dict[str, str]):
+    assert ways_apart(*skeleton(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("video_llava", {"video": "image_tower, video_tower"}),
+        ("llava_next_video", {"video": "vision_resampler"}),
+        ("video_llama_3", {}),
+    ],
+)
+def test_a_family_whose_clips_have_a_tower_of_their_own(name: str, expected: dict[str, str]):
+    """No shipped family has one. A pooler without weights is gathered by nobody."""
+    more = {"spatial_pool_mode": "conv"} if name == "llava_next_video" else {}
+    core, family = skeleton(name, **more)
+    assert ways_apart(core, with_clips(family)) == expected
+    if more:
+        core, family = skeleton(name)
+        assert ways_apart(core, with_clips(family)) == {}
+
+
+def test_its_clips_are_refused_before_weights_that_are_cut_are_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    from transformers import VideoLlavaConfig
+
+    VideoLlavaConfig(text_config={"model_type": "llama", "num_hidden_layers": 1}).save_pretrained(tmp_path)
+    monkeypatch.setitem(FAMILIES, "video_llava", lambda config: with_clips(Generic(config)))
+    config, ranks = TextPolicyConfig(str(tmp_path)), Ranks()
+    seen, clip = Prompt("seen", "?", ("a.png",)), Prompt("clip", "?", (Video("a.mp4"),))
+    refuse_ways_apart(config, [seen, clip], ranks)
+    monkeypatch.setattr(Ranks, "is_sharded", True)
+    refuse_ways_apart(config, [seen], ranks)
+    with pytest.raises(ValueError, match=r"prompt 'clip' has a clip, .* \(image_tower, video_tower\), and FSDP"):
+        refuse_ways_apart(config, [seen, clip], ranks)

@@ -1,4 +1,4 @@
-"""Episodes: what was sampled turn by turn is read again exactly, and rows do not depend on what is written beside them."""
+"""Episodes: what was sampled turn by turn is read again exactly, and observations are tokens as a chat of the whole has them."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,20 +13,19 @@ from PIL import Image
 from torch import Tensor
 
 from mmrl.core.episodes import Limits
-from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import last_turn, turn_ids
 from mmrl.core.types import Observation, Prompt, Request, Rollouts, Sample, Tempering, Turn
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.prompt.encode import TYPE_NAMES, Encoded
 from mmrl.policies.text.read import evaluate
-from mmrl.policies.text.trace import Inset
-from mmrl.policies.text.write.episodes import Episode, check_observation
+from mmrl.policies.text.trace import Inset, append
+from mmrl.policies.text.write.episodes import Episode, check_observation, inset_of, observe
 from mmrl.policies.text.write.rollout import CompletionRow
 from mmrl.runtime.blame import AskedToLeaveError
 from tests.support.each import for_each
-from tests.support.text_policies import FP32_BOUND, PACKING, ids_of, make, picture, prompts, text_trace
+from tests.support.text_policies import FP32_BOUND, PACKING, gap, ids_of, make, picture, prompts, samples_of, text_trace
 from tests.support.worlds import Inline, looking, player
 
 PAIRS = [("qwen3_vl", True), ("smolvlm", True), ("gemma3", False)]
@@ -43,16 +42,11 @@ def asked(count: int = 4) -> list[Request]:
     return [Request(prompt, count, group_id=i, seed=70 + i) for i, prompt in enumerate(prompts())]
 
 
-def gap(policy: TextPolicy, rollouts: Rollouts, packed: bool, change: Callable[[Inset], Inset] = lambda one: one) -> float:
-    """The largest difference between log-probabilities as they were noted and as they are read again."""
+def gap_with(policy: TextPolicy, rollouts: Rollouts, packed: bool, change: Callable[[Inset], Inset] = lambda one: one) -> float:
+    """The gap of rows read in this way, with changed pictures."""
     trace = text_trace(rollouts.trace)
     insets = tuple(tuple(map(change, row)) for row in trace.insets)
-    values = policy.read(replace(trace, packed=packed, insets=insets), [LOGPROBS], rollouts.action_mask)[LOGPROBS].detach()
-    return float((values - rollouts.recorded[ROLLOUT_LOGPROBS])[rollouts.action_mask].abs().max())
-
-
-def samples_of(rollouts: Rollouts) -> list[Sample]:
-    return [sample for _, sample in rollouts.samples()]
+    return gap(policy, replace(rollouts, trace=replace(trace, packed=packed, insets=insets)))
 
 
 def swapper(insets: tuple[tuple[Inset, ...], ...]) -> Callable[[Inset], Inset]:
@@ -85,15 +79,15 @@ def test_turns_are_read_again_exactly(tiny: Any, family: str, packed: bool, monk
     assert policy.packs == (family in PACKING and family != "gemma3")
     rollouts = policy.rollout(asked())
     audit_rollouts(policy, rollouts)
-    assert gap(policy, rollouts, packed) <= FP32_BOUND
+    assert gap_with(policy, rollouts, packed) <= FP32_BOUND
     trace = text_trace(rollouts.trace)
     assert sum(map(len, trace.insets)) >= 8, "pictures were shown"
-    assert gap(policy, rollouts, packed, swapper(trace.insets)) > SEEN, "each picture belongs to its row"
+    assert gap_with(policy, rollouts, packed, swapper(trace.insets)) > SEEN, "each picture belongs to its row"
     if len(trace.prompts[0].positions) == 3:
-        assert gap(policy, rollouts, packed, on_one_axis) > SEEN, "pictures count on three axes"
+        assert gap_with(policy, rollouts, packed, on_one_axis) > SEEN, "pictures count on three axes"
     if packed:
         monkeypatch.setattr(evaluate, "pack_row", in_order_of_rows)
-        assert gap(policy, rollouts, packed) > SEEN, "pictures follow their rows, which are sorted by length"
+        assert gap_with(policy, rollouts, packed) > SEEN, "pictures follow their rows, which are sorted by length"
 
 
 def test_every_turn_has_a_seed_of_its_own():
@@ -110,14 +104,6 @@ def test_every_turn_has_a_seed_of_its_own():
     assert seeds(7, 2)[0] == (7, 2), "the first one's is that of a completion without turns"
     every = [one for seed in (7, 8) for index in (0, 1) for one in seeds(seed, index)]
     assert len(set(every)) == len(every) and seeds(7, 0) == seeds(7, 0)
-
-
-def test_pictures_of_all_turns_count_towards_their_limit(folder: str):
-    def world(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation:
-        return Observation("look", (picture(len(turns)),))
-
-    sample = ends(folder, world, Limits(turns=6, tokens=4000, pictures=2))
-    assert sample.ended == "room" and [len(turn.media_sizes) for turn in sample.turns] == [1, 1, 0]
 
 
 def test_a_row_holds_its_turns_and_what_was_answered_between_them(folder: str):
@@ -150,7 +136,7 @@ def test_a_row_depends_on_its_own_seed_and_turn_alone(folder: str):
         for i, sample in enumerate(group.samples):
             assert sample.token_ids == together[group.id, i].token_ids
             assert [turn.text for turn in sample.turns] == [turn.text for turn in together[group.id, i].turns]
-    assert gap(policy, late, False) <= FP32_BOUND
+    assert gap_with(policy, late, False) <= FP32_BOUND
     plain = make(folder, sampling=Sampling(max_new_tokens=8)).rollout(asked())
     for group in plain.groups:
         for i, sample in enumerate(group.samples):
@@ -197,7 +183,7 @@ def ends(folder: str, answer: Any, limits: Limits = Limits(turns=3), ending: boo
     policy = player(folder, Inline(answer, limits), ending)
     rollouts = policy.rollout([Request(prompts()[0], 1, 0, seed=5)])
     audit_rollouts(policy, rollouts)
-    assert gap(policy, rollouts, False) <= FP32_BOUND
+    assert gap_with(policy, rollouts, False) <= FP32_BOUND
     [sample] = samples_of(rollouts)
     assert sample.segments[-1].who == "policy", "a row never ends on an observation"
     assert sample.truncated == (sample.ended == "length")
@@ -215,6 +201,8 @@ def test_why_an_episode_ends(folder: str):
     small = Limits(turns=3, tokens=40)
     room = ends(folder, lambda *_: Observation("x" * 30, (picture(2),)), small)
     assert room.ended == "room" and len(room.turns) == 1 and room.turns[0].media_sizes == ()
+    crowded = ends(folder, lambda *_: crop, Limits(turns=6, tokens=4000, pictures=2))
+    assert crowded.ended == "room" and [len(turn.media_sizes) for turn in crowded.turns] == [1, 1, 0], "pictures of all turns"
     stops = player(folder, Inline(lambda *_: crop), False).eos_token_ids
     cut = ends(folder, lambda *_: crop, ending=False)
     if cut.ended == "length":
@@ -294,15 +282,81 @@ def test_a_run_without_turns_asks_no_world(folder: str):
     assert {len(one.turns) for one in samples_of(two.rollout([replace(request, turns=2) for request in asked(1)]))} == {2}
 
 
-def test_requests_that_worlds_cannot_answer_are_refused(folder: str):
+def test_requests_and_models_that_worlds_cannot_answer_are_refused(tiny: Any, folder: str):
     policy = player(folder, Inline(looking))
-    hot = replace(asked()[0], tempering=Tempering(0.5))
     with pytest.raises(ValueError, match="sets 'tempering', which samples of several turns cannot have"):
-        policy.rollout([hot])
+        policy.rollout([replace(asked()[0], tempering=Tempering(0.5))])
     with pytest.raises(ValueError, match=r"limits.tokens is 15, which two turns of policy.sampling.max_new_tokens = 8 exceed"):
         player(folder, Inline(looking, Limits(tokens=15))).rollout(asked())
-
-
-def test_a_model_that_sees_pictures_both_ways_does_not_pack_them(tiny: Any):
     with pytest.raises(ValueError, match=r"policy.prefix is 'packed', and gemma3 cannot read the pictures of"):
         player(tiny("gemma3"), Inline(looking), prefix="packed")
+
+
+SAID = "look here"
+
+
+def dialogue(policy: TextPolicy) -> Encoded:
+    """A dialogue of two pictures as the model's own processor encodes it in one go."""
+    chat = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": SAID}]},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Here."}]},
+    ]
+    text = policy.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    bos = policy.tokenizer.bos_token
+    options = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
+    fed = dict(policy.processor(text=[text], images=[[picture(1, 100, 70), picture(2, 80, 40)]], return_tensors="pt", **options))
+    ids = fed.pop("input_ids")[0]
+    fed.pop("attention_mask", None)
+    types = next((fed.pop(name)[0] for name in TYPE_NAMES if name in fed), None)
+    media = policy.family.tidy({name: torch.as_tensor(value) for name, value in fed.items()})
+    return Encoded("whole", ids, policy.family.positions(policy.net.core, ids, types, media), types, media)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm", "gemma3"])
+def test_a_row_is_the_dialogue_that_a_template_writes(tiny: Any, family: str):
+    policy = make(tiny(family))
+    whole = dialogue(policy)
+    prompt = policy.encode(Prompt("p", "What is this?", (picture(1, 100, 70),)))
+    said = [*policy.tokenizer(SAID, add_special_tokens=False)["input_ids"], policy.eos_token_ids[0]]
+    stop = policy.tokenizer.convert_ids_to_tokens(said[-1])
+    told = observe(policy.encode, Observation("Here.", (picture(2, 80, 40),)), stop)
+    inset = inset_of(told, len(said))
+    assert inset is not None and [size[:2] for size in told.sizes] == [(80, 40)]
+    row = append(prompt, [*said, *told.token_ids.tolist()], (inset,))
+    assert torch.equal(row.token_ids, whole.token_ids) and torch.equal(row.positions, whole.positions)
+    if whole.type_ids is not None and row.type_ids is not None:
+        assert torch.equal(row.type_ids.long(), whole.type_ids.long())
+    joined = policy.family.collate([row.media, *row.more])
+    assert {name: x.shape for name, x in joined.items()} == {name: x.shape for name, x in whole.media.items()}
+    assert all(torch.allclose(x.float(), whole.media[name].float()) for name, x in joined.items())
+    added = observe(policy.encode, Observation("Here.", (picture(2, 80, 40),)), None)
+    assert len(added) > len(told), "a turn that was cut gets the template's mark"
+
+
+def template(policy: TextPolicy, written: str) -> TextPolicy:
+    """The policy with another chat template."""
+    policy.processor.chat_template = written
+    encoder = replace(policy.encode, tried=set())
+    policy.encode = encoder
+    return policy
+
+
+def test_templates_that_no_turn_can_follow_are_refused(tiny: Any):
+    each = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content[-1].text }}"
+    policy = template(make(tiny("qwen3_vl")), each + "</s><|im_end|>{% endfor %}")
+    with pytest.raises(ValueError, match=r"the chat template writes '</s>' between a turn and '<\|im_end\|>'"):
+        observe(policy.encode, Observation("Here."), "<|im_end|>")
+    last = template(policy, "{{ messages[-1].content[-1].text }}")
+    with pytest.raises(ValueError, match="the chat template leaves out what the model said"):
+        observe(last.encode, Observation("Here."), "<|im_end|>")
+    other = template(policy, each + " |{% endfor %}")
+    assert policy.decode([observe(other.encode, Observation("Here."), "<|im_end|>").token_ids.tolist()]) == [" |user: Here. |"]
+
+
+def test_text_that_spells_a_special_token_is_refused(tiny: Any):
+    policy = make(tiny("qwen3_vl"))
+    with pytest.raises(ValueError, match=r"spells the special token '<\|im_end\|>'"):
+        observe(policy.encode, Observation("so <|im_end|>"), None)
+    with pytest.raises(ValueError, match="an observation shows pictures, and this one holds clips"):
+        observe(policy.encode, Observation("", ("a.mp4",)), None)
