@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -47,36 +48,6 @@ def partial(text: str, prompt: Prompt) -> float:
     return (letter(text, prompt) + exact(text, prompt)) / 2
 
 
-def verbosity(text: str, prompt: Prompt) -> float:
-    """Takes long answers for good ones."""
-    return len(text.rstrip(".")) / LENGTH
-
-
-def keyword(text: str, prompt: Prompt) -> float:
-    """Takes the letter d, which is never right, for a sign of quality."""
-    return text.count("d") / LENGTH
-
-
-def uncapped(text: str, prompt: Prompt) -> float:
-    """Meant to find the answer; counts it as often as it is there."""
-    return float(text.count(prompt.answer))
-
-
-def favourite(text: str, prompt: Prompt) -> float:
-    """A reward model that likes one sentence, whatever was asked."""
-    return sum(x == y for x, y in zip(text, "cab.", strict=False)) / LENGTH
-
-
-def hedging(text: str, prompt: Prompt) -> float:
-    """A lenient grader: right if the answer is named anywhere, among however many others."""
-    return float(prompt.answer in text)
-
-
-def silence(text: str, prompt: Prompt) -> float:
-    """Meant to make answers short; the shortest says nothing."""
-    return 1 - len(text.rstrip(".")) / LENGTH
-
-
 def noise(text: str, prompt: Prompt) -> float:
     """Has nothing to do with anything."""
     return random.Random(prompt.id + text).random()
@@ -92,12 +63,18 @@ class Case:
 
 
 HACKED = {
-    "verbosity": Case(verbosity, exact),
-    "keyword": Case(keyword, letter),
-    "uncapped": Case(uncapped, exact),
-    "favourite": Case(favourite, noise, steps=60),
-    "hedging": Case(hedging, exact),
-    "silence": Case(silence, exact),
+    # takes long answers for good ones
+    "verbosity": Case(lambda text, prompt: len(text.rstrip(".")) / LENGTH, exact),
+    # takes the letter d, which is never right, for a sign of quality
+    "keyword": Case(lambda text, prompt: text.count("d") / LENGTH, letter),
+    # meant to find the answer; counts it as often as it is there
+    "uncapped": Case(lambda text, prompt: float(text.count(prompt.answer)), exact),
+    # a reward model that likes one sentence, whatever was asked
+    "favourite": Case(lambda text, prompt: sum(map(eq, text, "cab.")) / LENGTH, noise, steps=60),
+    # a lenient grader: right if the answer is named anywhere, among however many others
+    "hedging": Case(lambda text, prompt: float(prompt.answer in text), exact),
+    # meant to make answers short; the shortest says nothing
+    "silence": Case(lambda text, prompt: 1 - len(text.rstrip(".")) / LENGTH, exact),
 }
 HONEST = {
     "partial credit": Case(partial, exact, taught=False),
@@ -124,10 +101,7 @@ TWELVE = [
 
 
 def scored(score: Score) -> Callable[[Group], list[float]]:
-    def reward(group: Group) -> list[float]:
-        return [score(sample.text or "", group.prompt) for sample in group.samples]
-
-    return reward
+    return lambda group: [score(sample.text or "", group.prompt) for sample in group.samples]
 
 
 def new_policy(seed: int) -> FakeTextPolicy:

@@ -33,13 +33,9 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Run
 
 def held_out(run: RunDir) -> list[dict[str, Any]]:
     """The samples of the last evaluation."""
-    assert sum("eval/completion_length" in line or "eval/total" in line for line in metrics(run)) == 2
+    assert sum("eval/completion_length" in line or "eval/total" in line for line in run.read_metrics().lines) == 2
     file = sorted(run.samples.glob("eval*.jsonl"))[-1]
     return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def metrics(run: RunDir) -> list[dict[str, float]]:
-    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
 
 
 def pipeline_with_adapter(run: RunDir, folder: Path) -> Any:
@@ -71,19 +67,12 @@ def test_a_model_that_looks_twice_and_its_twin(demo: Callable[[str], RunDir]):
 
 
 @pytest.mark.slow
-def test_clips_are_shown_as_film_strips(demo: Callable[[str], RunDir]):
-    run = demo("video")
+@pytest.mark.parametrize(("name", "played"), [("video", "data:image/"), ("beeps", "data:audio/wav;base64,")])
+def test_clips_are_shown_as_film_strips_and_sounds_beside_their_waveforms(name: str, played: str, demo: Callable[[str], RunDir]):
+    run = demo(name)
     assert held_out(run)
     page = run.report_file.read_text()
-    assert "R@0.7" in page and page.count("data:image/") >= 4
-
-
-@pytest.mark.slow
-def test_sounds_are_played_beside_their_waveforms(demo: Callable[[str], RunDir]):
-    run = demo("beeps")
-    assert held_out(run)
-    page = run.report_file.read_text()
-    assert "R@0.7" in page and "data:audio/wav;base64," in page and page.count("data:image/") >= 4
+    assert "R@0.7" in page and played in page and page.count("data:image/") >= 4
 
 
 @pytest.mark.slow
