@@ -1,6 +1,6 @@
 """Rows of earlier steps: what the buffer keeps, what planners ask for, and what a run makes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
 from mmrl.core.samples import Seen, segments_of
-from mmrl.core.types import Credit, Group, Observation, Prompt, Revision, Rollouts, Sample, StoredRow, Turn
+from mmrl.core.types import Credit, Observation, Prompt, Revision, StoredRow, Turn
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
-from tests.support.rows import scores
+from tests.support.rows import rollouts, scores
 from tests.support.trainers import at_most_one, make_trainer, weights
 
 STATE = ("aepo", "ares", "dcpo", "hapo", "hart", "remix", "riskpo", "spo", "ssr")
@@ -58,26 +58,15 @@ def test_a_buffer_comes_back_as_it_was():
     assert again.rows == rows and again.step == 2
 
 
-def test_rows_of_another_vocabulary_are_refused():
+def test_rows_of_another_vocabulary_or_without_their_prompt_are_refused():
     buffer, other = RowBuffer(8), RowBuffer(8)
     buffer.begin(prompts(), "letters")
     buffer.add([kept("a", 1)], 1)
     other.begin(prompts(), "syllables")
     with pytest.raises(ValueError, match="holds 1 rows of another vocabulary than this policy's: resume with the model"):
         other.load_state_dict(buffer.state_dict())
-
-
-def test_a_row_without_its_prompt_is_refused():
-    buffer = RowBuffer(8)
-    buffer.begin(prompts(), "letters")
     with pytest.raises(ValueError, match="an answer to prompt 'gone', which the data do not have"):
         buffer.request(kept("gone", 1), -1)
-
-
-def groups_with(totals: Sequence[Sequence[float]]) -> tuple[list[Group], Any, torch.Tensor]:
-    groups = [Group(i, Prompt(str(i)), tuple(Sample() for _ in own)) for i, own in enumerate(totals)]
-    flat = torch.tensor([x for own in totals for x in own])
-    return groups, scores(flat[:, None]), torch.tensor([i for i, own in enumerate(totals) for _ in own])
 
 
 def fill(planner: ReplayInformative | ReplayGroups, rows: Sequence[Kept]) -> None:
@@ -87,7 +76,9 @@ def fill(planner: ReplayInformative | ReplayGroups, rows: Sequence[Kept]) -> Non
 
 def revised(planner: ReplayInformative | ReplayGroups, totals: Sequence[Sequence[float]]) -> Revision:
     planner.first([], 2, 0, 5)
-    return planner.revise(*groups_with(totals), wanted=len(totals), round_index=0)
+    flat = torch.tensor([x for own in totals for x in own])
+    found = rollouts(flat[:, None], [i for i, own in enumerate(totals) for _ in own])
+    return planner.revise(found.groups, scores(flat[:, None]), found.group_ids, wanted=len(totals), round_index=0)
 
 
 def test_as_many_rows_come_back_as_groups_without_spread_have():
@@ -116,17 +107,19 @@ def test_log_probabilities_may_be_evaluated_anew():
 
 @pytest.mark.parametrize("name", STATE)
 def test_resumed_is_uninterrupted(name: str, tmp_path: Path):
-    def fresh() -> Trainer:
-        return make_trainer(PRESETS[name], at_most_one, steps=5, prompts_per_step=8)
+    goes_on_exactly(lambda: make_trainer(PRESETS[name], at_most_one, steps=5, prompts_per_step=8), tmp_path, at=3, steps=5)
 
+
+def goes_on_exactly(fresh: Callable[[], Trainer], folder: Path, at: int, steps: int) -> None:
+    """A run that was saved at a step ends as one that was not."""
     whole, first, second = fresh(), fresh(), fresh()
-    for _ in range(5):
+    for _ in range(steps):
         whole.step()
-    for _ in range(3):
+    for _ in range(at):
         first.step()
-    Checkpoints(tmp_path).save(3, first.state_dict(), Ranks())
-    second.load_state_dict(Checkpoints(tmp_path).load())
-    for _ in range(2):
+    Checkpoints(folder).save(at, first.state_dict(), Ranks())
+    second.load_state_dict(Checkpoints(folder).load())
+    for _ in range(steps - at):
         second.step()
     assert torch.equal(weights(whole), weights(second))
 
@@ -248,16 +241,7 @@ def reference(policy: FakeTextPolicy) -> torch.Tensor:
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_resumed_around_the_switch_is_uninterrupted(stop: int, tmp_path: Path):
-    whole, first, second = (make_trainer(switching(), steps=4, prompts_per_step=8) for _ in range(3))
-    for _ in range(4):
-        whole.step()
-    for _ in range(stop):
-        first.step()
-    Checkpoints(tmp_path).save(stop, first.state_dict(), Ranks())
-    second.load_state_dict(Checkpoints(tmp_path).load())
-    for _ in range(4 - stop):
-        second.step()
-    assert torch.equal(weights(whole), weights(second))
+    goes_on_exactly(lambda: make_trainer(switching(), steps=4, prompts_per_step=8), tmp_path, at=stop, steps=4)
 
 
 def test_a_policy_that_keeps_its_reference_is_refused():
@@ -283,12 +267,9 @@ def test_tokens_are_drawn_hotter_where_the_step_before_was_unsure():
     code = replace(planner, sign="code")
     rows = trainer.collect().rollouts
     entropy = torch.rand(rows.action_mask.shape, generator=torch.Generator().manual_seed(0)) + 0.1
-    code.watch(1, replace(rows, recorded={OLD_ENTROPY: entropy}), scores(torch.zeros(len(rows), 1)), credit_of(rows))
+    credit = Credit(torch.zeros(rows.action_mask.shape), torch.ones(len(rows), dtype=torch.bool))
+    code.watch(1, replace(rows, recorded={OLD_ENTROPY: entropy}), scores(torch.zeros(len(rows), 1)), credit)
     assert code.heat is not None and float(code.heat.factor(entropy[rows.action_mask]).min()) >= 1
-
-
-def credit_of(rows: Rollouts) -> Credit:
-    return Credit(torch.zeros(rows.action_mask.shape), torch.ones(len(rows), dtype=torch.bool))
 
 
 def test_servers_do_not_know_temperatures_of_tokens():
