@@ -17,28 +17,18 @@ from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.policies.shared.workers.remote import Place, SamplerSettings
 from mmrl.runtime.repeating import Kernels, deterministic
 from mmrl.training.ahead.lag import max_ahead
-from tests.support.each import for_each
 from tests.support.fakes import FakeAccelerator
 from tests.support.rows import counts_of, make_batch
 
 ENGINE = 'policy.engine.url=["http://127.0.0.1:9"]'
 AHEAD = {
-    "grpo": 1,
-    "dapo": 1,
-    "gspo": 1,
-    "remix": 0,
-    "t_grpo": 0,
-    "arpo_gui": 0,
-    "hapo": 0,
-    "flow_grpo": 1,
-    "diffusion_nft": 0,
-    "awm": 1,
+    **dict.fromkeys(("grpo", "dapo", "gspo", "flow_grpo", "awm"), 1),
+    **dict.fromkeys(("remix", "t_grpo", "arpo_gui", "hapo", "diffusion_nft"), 0),
 }
 
 
-@for_each("name", AHEAD)
-def test_presets_know_how_far(name: str):
-    assert max_ahead(PRESETS[name]) == AHEAD[name]
+def test_presets_know_how_far():
+    assert {name: max_ahead(PRESETS[name]) for name in AHEAD} == AHEAD
 
 
 @pytest.mark.parametrize(
@@ -143,8 +133,11 @@ def test_weights_that_change_within_an_answer_are_refused(words: str, said: str)
         load("tiny/image", ["ahead=1", words])
 
 
-def test_weights_that_are_spread_over_processes_are_refused(monkeypatch: pytest.MonkeyPatch):
-    config = load("tiny/image", ["ahead=1", ENGINE]).config
+def test_an_engine_brings_what_a_lag_needs_and_weights_that_are_spread_over_processes_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    config = load("tiny/image", ["ahead=2", ENGINE]).config
+    assert max_ahead(config.algorithm.algorithm) == 2, "by the correction that comes with an engine"
     look_at_settings(config, Ranks(FakeAccelerator(2)))
     monkeypatch.setattr(Ranks, "is_sharded", True)
     with pytest.raises(ValueError, match=r"FSDP or ZeRO-3 spreads the weights over the run's 2 processes: change that"):
@@ -161,12 +154,6 @@ def test_a_method_with_weights_of_its_own_keeps_them(sampler: str):
 def test_a_drain_of_nothing_is_named():
     config = load("tiny/flow", ["ahead_drain=true"]).config
     assert [sentence for sentence in idle_settings(config) if sentence.startswith("ahead_drain: ahead is 0")]
-
-
-def test_an_engine_brings_what_a_lag_needs():
-    config = load("tiny/image", ["ahead=2", ENGINE]).config
-    look_at_settings(config, Ranks())
-    assert max_ahead(config.algorithm.algorithm) == 2, "by the correction that comes with an engine"
 
 
 REWARDS = torch.tensor([1.0, 0.6, 0.0], dtype=torch.float64)
@@ -195,16 +182,9 @@ def weights_of(correction: RolloutCorrection | None, policy: Tensor, sampler: Te
     return correction(batch, counts_of(batch))[:, 0].double()
 
 
-@pytest.mark.parametrize("is_lost", [False, True], ids=["bias", "weights lost"])
-def test_without_a_correction_training_ends_at_the_wrong_arm(is_lost: bool):
-    assert reward_after(None, is_lost) < 0.7
-
-
-def test_truncated_weights_mend_a_bias_and_masks_do_not():
-    assert reward_after(RolloutCorrection(mode="token_truncate", high=3.0), is_lost=False) > 0.95
-    assert reward_after(RolloutCorrection(mode="token_mask", high=3.0), is_lost=False) < 0.7
-
-
-def test_no_truncation_mends_lost_weights():
-    """So they are refused by their version."""
-    assert reward_after(RolloutCorrection(mode="token_truncate", high=3.0), is_lost=True) < 0.8
+def test_truncated_weights_mend_a_bias_masks_do_not_and_nothing_mends_lost_weights():
+    """So these are refused by their version; without a correction training ends at the wrong arm."""
+    truncated, masked = (RolloutCorrection(mode=mode, high=3.0) for mode in ("token_truncate", "token_mask"))
+    assert reward_after(truncated, is_lost=False) > 0.95
+    assert max(reward_after(one, is_lost=False) for one in (None, masked)) < 0.7
+    assert reward_after(None, is_lost=True) < 0.7 and reward_after(truncated, is_lost=True) < 0.8

@@ -1,11 +1,14 @@
-"""Sampling beside training: the same weights whatever takes how long, and after a stop, and no rows of other weights."""
+"""Sampling beside training: the same weights whatever takes how long, after a stop or beside a judge, and no other rows."""
 
 import os
 import signal
+import socket
 import threading
+import time
 import traceback
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,18 +22,24 @@ from mmrl.algorithms.samplers.learned import Thompson
 from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.run.signals import listen
 from mmrl.core.readings import WEIGHTS_VERSION
+from mmrl.core.samples import Scored
 from mmrl.core.types import Group, Rollouts
-from mmrl.runtime.blame import UnavailableError
+from mmrl.runtime.blame import RewardUnavailableError, UnavailableError
+from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
 from mmrl.training.ahead import producer
 from mmrl.training.ahead.producer import OtherVersionError
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import copy_state
 from mmrl.training.collect import Collected
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
-from mmrl.training.trainer import Trainer
+from mmrl.training.trainer import Records, Trainer
+from tests.attacks.client import COMPLETION
 from tests.support import fakes
-from tests.support.published import PublishingPolicy, await_thread, random_waits
-from tests.support.trainers import make_trainer
+from tests.support.published import ENDS_S, PublishingPolicy, await_thread, random_waits
+from tests.support.rude_servers import answers, rude
+from tests.support.trainers import make_trainer, weights
 
 CORRECTION = RolloutCorrection(mode="token_truncate", high=2.0)
 
@@ -52,10 +61,6 @@ def make(ahead: int, steps: int = 6, algorithm: Algorithm | None = None, evaluat
     if evaluates:
         trainer.evaluator = Evaluator(policy, fakes.prompts()[:2], trainer.collector.rewards, EvaluationSettings(), "greedy")
     return trainer
-
-
-def weights(trainer: Trainer) -> Tensor:
-    return torch.cat([weight.detach().flatten() for weight in trainer.policy.parameters()])
 
 
 def run(trainer: Trainer) -> Tensor:
@@ -128,6 +133,17 @@ def test_before_a_scheduled_checkpoint_nothing_is_in_flight():
         make(2, steps=8, save_every=3, ahead_drain=True).load_state_dict(state)
 
 
+def kept(trainer: Trainer, patch: pytest.MonkeyPatch) -> list[Any]:
+    """The states that a trainer saves from now on."""
+    states = list[Any]()
+
+    def save(before: Any = None, final: bool = False) -> None:
+        states.append(copy_state(trainer.state_dict() | (before or {})))
+
+    patch.setattr(trainer, "save", save)
+    return states
+
+
 def test_a_signal_ends_a_run_whose_samples_never_come(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(producer, "CLOSE_S", 0.1)
     whole, never = run(make(2, function=moody)), threading.Event()
@@ -140,10 +156,8 @@ def test_a_signal_ends_a_run_whose_samples_never_come(monkeypatch: pytest.Monkey
             os.kill(os.getpid(), signal.SIGINT)
             never.wait()
 
-    first, states = make(2, function=moody, policy=PublishingPolicy(waits=hangs)), list[Any]()
-    monkeypatch.setattr(
-        first, "save", lambda before=None, final=False: states.append(copy_state(first.state_dict() | (before or {})))
-    )
+    first = make(2, function=moody, policy=PublishingPolicy(waits=hangs))
+    states = kept(first, monkeypatch)
     with listen(first.stop):
         first.fit()
     never.set()
@@ -158,11 +172,7 @@ def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(producer, "CLOSE_S", 0.0)
     whole = run(make(1, function=moody))
     first = make(1, function=moody)
-    states = list[Any]()
-    monkeypatch.setattr(
-        first, "save", lambda before=None, final=False: states.append(copy_state(first.state_dict() | (before or {})))
-    )
-    take = first.producer.take
+    states, take = kept(first, monkeypatch), first.producer.take
 
     def interrupt(*args: Any) -> Collected:
         if first.index == 3:
@@ -181,13 +191,13 @@ def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ({"lost": frozenset({2})}, r"step 4: .* version 1, and ahead = 1 says 2: an update was lost"),
-        ({"twice": frozenset({2})}, r"step 4: .* version 3, and ahead = 1 says 2: .* or given twice"),
+        ("lost", "version 1, and ahead = 1 says 2: an update was lost"),
+        ("twice", "version 3, and ahead = 1 says 2: .* or given twice"),
     ],
 )
-def test_a_publication_that_is_lost_or_applied_twice_is_refused_by_name(fault: dict[str, Any], words: str):
-    with pytest.raises(OtherVersionError, match=words):
-        make(1, policy=PublishingPolicy(**fault)).fit()
+def test_a_publication_that_is_lost_or_applied_twice_is_refused_by_name(fault: str, words: str):
+    with pytest.raises(OtherVersionError, match=f"step 4: .* {words}"):
+        make(1, policy=PublishingPolicy(**{fault: frozenset({2})})).fit()
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
@@ -211,23 +221,7 @@ def test_errors_of_the_thread_reach_the_trainer_with_their_trace():
     assert "sample_and_score" in [frame.name for frame in traceback.extract_tb(raised.value.__cause__.__traceback__)]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"importance": ()}, "ahead is 2, and the algorithm allows 1: nothing in it corrects"),
-    ],
-)
-def test_what_cannot_be_sampled_ahead_is_refused(change: dict[str, Any], words: str):
-    with pytest.raises(ValueError, match=words):
-        make(2, algorithm=replace(corrected(), **change))
-
-
-def test_a_policy_that_writes_itself_is_refused():
-    with pytest.raises(ValueError, match="FakeTextPolicy writes with the network that trains"):
-        make(1, policy=fakes.FakeTextPolicy())
-
-
-def test_a_reward_that_remembers_is_refused():
+def test_what_cannot_be_sampled_ahead_is_refused():
     class Remembers:
         def __call__(self, group: Group) -> list[float]:
             return fakes.right_letter(group)
@@ -237,5 +231,143 @@ def test_a_reward_that_remembers_is_refused():
 
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
+    with pytest.raises(ValueError, match="ahead is 2, and the algorithm allows 1: nothing in it corrects"):
+        make(2, algorithm=replace(corrected(), importance=()))
+    with pytest.raises(ValueError, match="FakeTextPolicy writes with the network that trains"):
+        make(1, policy=fakes.FakeTextPolicy())
     with pytest.raises(ValueError, match=r"reward 'letter' has a state_dict, .* set ahead = 0"):
         make(1, function=Remembers())
+
+
+PROMPTS = 4
+"""Of a step: a question for each."""
+
+
+def judged(url: str, ahead: int, steps: int, policy: fakes.FakeTextPolicy | None = None, **more: Any) -> Trainer:
+    """A trainer whose samples a server judges, with one question per group."""
+    endpoint = Endpoint(f"{url}/v1", "m", retries=0)
+
+    def judge(group: Group) -> list[float]:
+        [scored] = ask_for_scores(endpoint, [Question(group.prompt.text)], lambda reply: Scored(float(reply.text)))
+        return [(scored.value or 0.0) + reward for reward in fakes.right_letter(group)]
+
+    policy = policy or PublishingPolicy()
+    return make_trainer(corrected(), judge, policy=policy, steps=steps, ahead=ahead, prompts_per_step=PROMPTS, **more)
+
+
+def test_a_judge_answers_while_the_step_before_is_trained():
+    """Each answer waits for the update of the step before to begin, and each update for a question about the step behind it."""
+    steps, met = 4, list[bool]()
+    asked, begun = ([threading.Event() for _ in range(steps + 1)] for _ in range(2))
+
+    def update(what: str) -> None:
+        if what == "read" and torch.is_grad_enabled():
+            begun[trainer.index].set()
+            met.append(asked[trainer.index + 1].wait(ENDS_S))
+
+    def judge(connection: socket.socket, request: bytes) -> None:
+        step = (len(server.requests) - 1) // PROMPTS
+        asked[step].set()
+        met.append(step == 0 or begun[step - 1].wait(ENDS_S))
+        answers(200, COMPLETION)(connection, request)
+
+    asked[steps].set()
+    with rude(judge) as server:
+        trainer = judged(server.url, 1, steps, PublishingPolicy(waits=update))
+        trainer.fit()
+    assert all(met) and len(met) == steps + steps * PROMPTS == steps + len(server.requests)
+
+
+QUESTIONS = 6 * PROMPTS
+MOMENTS = [pytest.param(n, marks=() if n in (2, 9, 17) else pytest.mark.evidence) for n in range(QUESTIONS - 4)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Tensor:
+    with rude(answers(200, COMPLETION)) as server:
+        return run(judged(server.url, 2, QUESTIONS // PROMPTS))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_judge_that_dies_at_some_question_leaves_no_trace(moment: int, undisturbed: Tensor, tmp_path: Path):
+    """With max_failed = 0 the run stops, and goes on when a judge answers again, at another address."""
+
+    def dies(connection: socket.socket, request: bytes) -> None:
+        if len(server.requests) <= moment:
+            answers(200, COMPLETION)(connection, request)
+
+    checkpoints = Checkpoints(tmp_path)
+    with rude(dies) as server:
+        first = judged(server.url, 2, QUESTIONS // PROMPTS, records=Records(checkpoints=checkpoints), save_every=1)
+        for reward in first.collector.rewards.rewards:
+            reward.__dict__["max_failed"] = 0.0
+        with pytest.raises(ValueError, match="cannot be reached"):
+            first.fit()
+    with rude(answers(200, COMPLETION)) as server:
+        again = judged(server.url, 2, QUESTIONS // PROMPTS)
+        if checkpoints.steps():
+            again.load_state_dict(checkpoints.load())
+        assert torch.equal(run(again), undisturbed)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_judge_that_is_gone_at_an_evaluation_ends_the_run_which_is_saved(ahead: int, tmp_path: Path):
+    asked = list[str]()
+
+    def gone_at_the_second(group: Group) -> list[float]:
+        asked.append(group.prompt.id)
+        if len(asked) == PROMPTS + 1:
+            raise RewardUnavailableError("the judge is gone")
+        return fakes.right_letter(group)
+
+    def trainer(url: str, records: Records = Records()) -> Trainer:
+        policy = PublishingPolicy() if ahead else fakes.FakeTextPolicy()
+        rewards = RewardRunner([NamedReward("held", gone_at_the_second)])
+        evaluator = Evaluator(policy, fakes.prompts()[:PROMPTS], rewards, EvaluationSettings())
+        return judged(url, ahead, 4, policy, evaluator=evaluator, records=records, evaluate_every=2)
+
+    records = Records(checkpoints=Checkpoints(tmp_path))
+    with rude(answers(200, COMPLETION)) as server:
+        with pytest.raises(TrainingStoppedError, match="evaluation after step 2: the judge is gone; saved after step 2: mend it"):
+            trainer(server.url, records).fit()
+        again = trainer(server.url)
+        again.load_state_dict(Checkpoints(tmp_path).load())
+        again.fit()
+        assert len(asked) == 4 * PROMPTS, "after 0, 2 (twice) and 4 steps, all groups of each"
+        assert torch.equal(weights(again), run(trainer(server.url)))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_stop_does_not_wait_for_a_judge_that_never_answers(ahead: int, monkeypatch: pytest.MonkeyPatch):
+    ended, left = threading.Event(), threading.Event()
+    monkeypatch.setattr(producer, "CLOSE_S", 0.01)
+
+    def judge(connection: socket.socket, request: bytes) -> None:
+        if len(server.requests) <= 2 * PROMPTS:
+            answers(200, COMPLETION)(connection, request)
+            return
+        until = time.monotonic() + ENDS_S
+        # what was answered is trained on first, however far ahead this was asked
+        while trainer.index < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        while not ended.is_set() and time.monotonic() < until:
+            # again, should the first one come at a moment that is never interrupted
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            ended.wait(0.5)
+        left.set()
+
+    before = signal.getsignal(signal.SIGUSR1)
+    with rude(judge) as server:
+        trainer = judged(server.url, ahead, steps=5)
+        signal.signal(signal.SIGUSR1, lambda number, frame: trainer.stop.ask("SIGUSR1", frame) and None)
+        trainer.fit()
+        assert trainer.is_stopped and not left.is_set(), "the judge still thinks"
+        # before it hangs up, for which a thread that was left behind may ask again
+        assert trainer.index == 2 and len(server.requests) == 2 * PROMPTS + 1
+        torch.rand(1)
+        random = torch.get_rng_state()
+        ended.set()
+        assert left.wait(ENDS_S)
+    await_thread()
+    assert torch.equal(torch.get_rng_state(), random), "a thread that was left behind puts nothing back"
+    signal.signal(signal.SIGUSR1, before)
