@@ -1,5 +1,6 @@
-"""Collecting: rounds that are merged, prompts that cannot be shown, and what groups were like before rows were dropped."""
+"""Collecting: rounds that are merged, prompts that cannot be shown, and rewards that work while the policy samples."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,17 +16,19 @@ from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, 
 from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.video.sampling import VideoSettings
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.training.callbacks import Examples
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.collect import merge_rollouts
 from mmrl.training.evaluate import SEED_STEP, EvaluationSettings, Evaluator, SeenPrompts
 from mmrl.training.prompt_source import Drawing
-from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
 from mmrl.training.trainer import Records
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, untimed
 from tests.support.videos import even, write_video
+from tests.training.test_trainer import half_dead
 
 
 @dataclass(frozen=True)
@@ -81,52 +84,41 @@ def test_a_round_without_prompts_asks_for_nothing_and_uses_no_number():
 
 @dataclass
 class Choosy(FakeTextPolicy):
-    """Cannot read some prompts."""
+    """Cannot read the first `bad` prompts."""
 
-    bad: frozenset[str] = frozenset()
+    bad: int = 0
 
     def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
-        return {place: f"prompt {prompt.id!r}: no such clip" for place, prompt in enumerate(prompts) if prompt.id in self.bad}
-
-
-def some(number: int) -> list[str]:
-    return [prompt.id for prompt in prompts()[:number]]
+        return {i: f"prompt {prompt.id!r}: no such clip" for i, prompt in enumerate(prompts) if int(prompt.id) < self.bad}
 
 
 def test_unreadable_prompts_are_skipped_counted_and_replaced(caplog: pytest.LogCaptureFixture):
-    bad = frozenset(some(2))
-    run = make_trainer(policy=Choosy(bad=bad), max_skipped=2, prompts_per_step=4, sampler=Shuffled(prompts()[:6], seed=0))
+    run = make_trainer(policy=Choosy(bad=2), max_skipped=2, prompts_per_step=4, sampler=Shuffled(prompts()[:6], seed=0))
     metrics = [run.step() for _ in range(4)]
     seen = [prompt.id for prompt in run.collector.draw(4)]
-    assert metrics[-1]["data/skipped"] == 2
-    assert not bad & set(seen)
-    assert metrics[0]["rollout/actions"] > 0
+    assert metrics[-1]["data/skipped"] == 2 and metrics[0]["rollout/actions"] > 0
+    assert not {"0", "1"} & set(seen)
     said = [record.message for record in caplog.records if "skipped" in record.message]
-    assert len(said) == 2
-    assert "no such clip" in said[0]
+    assert len(said) == 2 and "no such clip" in said[0]
 
 
 def test_beyond_the_limit_the_run_stops_and_names_the_prompt():
-    run = make_trainer(policy=Choosy(bad=frozenset(some(3))), max_skipped=2, sampler=Shuffled(prompts()[:6], seed=0))
-    with pytest.raises(
-        TrainingStoppedError, match=r"3 prompts could not be read, and max_skipped is 2; the last: prompt '.*no such clip"
-    ):
+    run = make_trainer(policy=Choosy(bad=3), max_skipped=2, sampler=Shuffled(prompts()[:6], seed=0))
+    with pytest.raises(TrainingStoppedError, match=r"3 prompts could not .* max_skipped is 2; the last: prompt '.*no such clip"):
         for _ in range(4):
             run.step()
 
 
 def test_data_of_which_nothing_can_be_read_ends():
-    drawing = Drawing(Shuffled(prompts()[:2], seed=0), Choosy(bad=frozenset(some(2))), Ranks(), limit=5)
+    drawing = Drawing(Shuffled(prompts()[:2], seed=0), Choosy(bad=2), Ranks(), limit=5)
     with pytest.raises(TrainingStoppedError, match="no readable prompt"):
         drawing(1)
 
 
 def test_a_resumed_run_remembers_what_it_skipped():
-    options = {"max_skipped": 2, "sampler": Shuffled(prompts()[:6], seed=0)}
-    run = make_trainer(policy=Choosy(bad=frozenset(some(2))), **options)
+    run, fresh = (make_trainer(policy=Choosy(bad=2), max_skipped=2, sampler=Shuffled(prompts()[:6], seed=0)) for _ in range(2))
     for _ in range(3):
         run.step()
-    fresh = make_trainer(policy=Choosy(bad=frozenset(some(2))), **options)
     fresh.load_state_dict(run.state_dict())
     assert fresh.collector.skipped == run.collector.skipped != {}
 
@@ -144,11 +136,9 @@ class Half(Ranks):
 
 def test_ranks_look_at_their_own_prompts_and_skip_the_same():
     """The bad prompt is the first of the second half, which rank 1 looks at and rank 0 does not."""
-    data = prompts()[:4]
-    policy = Choosy(bad=frozenset({data[2].id}))
-    error = f"prompt {data[2].id!r}: no such clip"
-    for rank, others in ((0, {2: error}), (1, {})):
-        assert Drawing(Shuffled(data, 0), policy, Half(rank, others), limit=1).wrong(data) == {2: error}
+    data, found = [prompts()[i] for i in (1, 2, 0, 3)], {2: "prompt '0': no such clip"}
+    for rank, others in ((0, found), (1, {})):
+        assert Drawing(Shuffled(data, 0), Choosy(bad=1), Half(rank, others), limit=1).wrong(data) == found
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -160,13 +150,12 @@ def test_a_truncated_clip_is_skipped_by_the_real_policy(tmp_path: Path, workers:
         Prompt(name, "What happens?", (Video(source),), columns={"file_row": f"clips.jsonl, row {row}"})
         for row, (name, source) in enumerate([("good", good[0]), ("cut", str(cut)), ("fine", good[1])], start=1)
     ]
-    config = TextPolicyConfig(model=str(build("qwen3_vl", tmp_path / "model")), video=VideoSettings(workers=workers, cache_mb=8))
-    policy = TextPolicy(config)
+    video = VideoSettings(workers=workers, cache_mb=8)
+    policy = TextPolicy(TextPolicyConfig(model=str(build("qwen3_vl", tmp_path / "model")), video=video))
     drawing = Drawing(Shuffled(data, 0), policy, Ranks(), limit=1)
     drawn = drawing(6)
     assert {prompt.id for prompt in drawn} == {"good", "fine"}
-    assert "cut.mp4" in drawing.skipped["cut"]
-    assert "clips.jsonl, row 2" in drawing.skipped["cut"]
+    assert "cut.mp4" in drawing.skipped["cut"] and "clips.jsonl, row 2" in drawing.skipped["cut"]
     assert policy.encode(drawn[-1], seed=5).seed == 5
 
 
@@ -230,3 +219,113 @@ def test_a_run_with_held_out_prompts_answers_none_of_those_it_trains_on():
     records = Records(seen=seen)
     make_trainer(steps=2, samples_every=1, policy=policy, evaluator=evaluator, records=records).fit()
     assert seen.steps == []
+
+
+@dataclass
+class Watched(FakeTextPolicy):
+    """Remembers what it was asked, and waits for `meanwhile` before every sampling but the first."""
+
+    asked: list[list[int]] = field(default_factory=list)
+    meanwhile: Any = None
+
+    def rollout(self, requests: Sequence[Request], sampling: Any = None):
+        self.asked.append(sorted({request.group_id for request in requests}))
+        if self.meanwhile is not None and len(self.asked) > 1:
+            self.meanwhile()
+        return super().rollout(requests, sampling)
+
+
+def in_parts(parts: int, preset: str = "grpo", function: Any = right_letter) -> tuple[list[dict[str, float]], Watched]:
+    policy = Watched()
+    trainer = make_trainer(PRESETS[preset], function, policy=policy, rollout_parts=parts)
+    return [trainer.step() for _ in range(4)], policy
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 9])
+@pytest.mark.parametrize(("preset", "function", "rounds"), [("grpo", right_letter, 1), ("dapo", half_dead, 2)])
+def test_a_run_in_parts_is_the_same_run(parts, preset, function, rounds):
+    whole, _ = in_parts(1, preset, function)
+    some, policy = in_parts(parts, preset, function)
+    assert max(metrics["rollout/rounds"] for metrics in whole) >= rounds
+    for a, b in zip(whole, some, strict=True):
+        assert untimed(b) == pytest.approx(untimed(a), abs=1e-6, nan_ok=True)
+    first = policy.asked[: min(parts, 4)]
+    assert sorted(group for part in first for group in part) == [0, 1, 2, 3] and max(map(len, first)) - min(map(len, first)) <= 1
+
+
+def test_rewards_work_while_the_policy_samples():
+    """Each sampling but the first waits for the reward of the part before: without overlap this would never end."""
+    scored = threading.Semaphore(0)
+
+    async def slow(group: Group) -> list[float]:
+        scored.release()
+        return right_letter(group)
+
+    def meanwhile() -> None:
+        assert scored.acquire(timeout=10), "the reward did not start before the next part was sampled"
+
+    policy = Watched(meanwhile=meanwhile)
+    trainer = make_trainer(PRESETS["grpo"], slow, policy=policy, rollout_parts=4)
+    trainer.step()
+    assert len(policy.asked) == 4
+
+
+def test_budgets_of_failures_are_for_the_whole_step():
+    """One prompt of four fails: within the micro_batch, though it is all of its part."""
+    count = {"failed": 0}
+
+    def fussy(group: Group) -> list[float]:
+        if group.id % 4 == 2:
+            count["failed"] += 1
+            raise RuntimeError("judge is asleep")
+        return right_letter(group)
+
+    metrics, _ = in_parts(4, function=fussy)
+    assert count["failed"] == 4 and metrics[0]["reward/letter/failed"] == pytest.approx(0.25)
+    assert metrics[0]["time/reward/letter/p95_s"] >= metrics[0]["time/reward/letter/p50_s"] >= 0 < metrics[0]["time/rollout_s"]
+    with pytest.raises(RewardError, match="failed on 32 of 32"):
+        in_parts(4, function=lambda group: 1 / 0)
+
+
+def test_a_reward_that_is_gone_stops_with_a_checkpoint_and_the_resumed_run_is_the_uninterrupted_one(tmp_path: Path):
+    here = {"gone": True}
+
+    def remote(group: Group) -> list[float]:
+        if group.id >= 9 and here["gone"]:
+            raise RewardUnavailableError("reward server http://127.0.0.1:1/x does not answer")
+        return right_letter(group)
+
+    whole = make_trainer(function=right_letter)
+    expected = [whole.step() for _ in range(4)]
+    records = Records(checkpoints=Checkpoints(tmp_path))
+    trainer = make_trainer(function=remote, records=records)
+    found = [trainer.step() for _ in range(2)]
+    with pytest.raises(
+        TrainingStoppedError, match=r"step 3: reward server .* does not answer; saved after step 2: mend it and resume"
+    ):
+        trainer.step()
+    here["gone"] = False
+    again = make_trainer(function=remote)
+    again.load_state_dict(Checkpoints(tmp_path).load())
+    found += [again.step() for _ in range(2)]
+    for a, b in zip(expected, found, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"]) and b["reward/letter"] == pytest.approx(a["reward/letter"])
+
+
+def test_the_next_prompts_are_announced_before_the_update():
+    announced, drawn = list[list[str]](), list[list[str]]()
+
+    class Ahead(FakeTextPolicy):
+        prefetches = True
+
+        def prefetch(self, prompts: Any) -> None:
+            announced.append([prompt.id for prompt in prompts])
+
+        def rollout(self, requests: Sequence[Request], sampling: Any = None):
+            drawn.append([request.prompt.id for request in requests])
+            return super().rollout(requests, sampling)
+
+    trainer = make_trainer(PRESETS["grpo"], policy=Ahead())
+    for _ in range(3):
+        trainer.step()
+    assert announced[:2] == drawn[1:] and announced[0] != announced[1]

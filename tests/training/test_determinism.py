@@ -1,4 +1,4 @@
-"""The same config in two processes, with other hash seeds and threads: the same run, bit for bit."""
+"""One config is one run: bit for bit with other hash seeds and threads, and as near as rounding allows in two processes."""
 
 import os
 import shutil
@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.runtime.repeating import WORKSPACE, bit_for_bit, deterministic
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.forked import run
+from tests.support.launcher import forked
+from tests.support.trainers import untimed
+from tests.training.run_ranks import AHEAD, DRAWN, PLANNERS, STATE, VIDEO
+from tests.training.run_ranks import trained as by_ranks
 
 REWARD = "def letters(group):\n    return [len(set(sample.text)) / 100 for sample in group.samples]\n"
 SHORT = ["deterministic=true", "evaluation.num_prompts=2", "samples_every=1"]
@@ -37,9 +42,7 @@ def twice(folder: Path, *command: str, output: str) -> list[RunDir]:
 
 
 def numbers(run: RunDir) -> list[dict[str, Any]]:
-    """All that was measured but time."""
-    lines = read_lines(run.metrics_file).lines
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+    return [untimed(line) for line in read_lines(run.metrics_file).lines]
 
 
 def tensors(state: Any, path: str = "") -> dict[str, torch.Tensor]:
@@ -55,8 +58,7 @@ def check_equal(one: RunDir, other: RunDir) -> None:
     assert any(line.get("policy/grad_norm", 0.0) > 0 for line in numbers(one)), "nothing was learned"
     mine, yours = (tensors(Checkpoints(run.checkpoints).load()) for run in (one, other))
     assert len(mine) > 20 and mine.keys() == yours.keys()
-    different = [name for name in mine if not torch.equal(mine[name], yours[name])]
-    assert not different
+    assert not [name for name in mine if not torch.equal(mine[name], yours[name])]
     for file in sorted(one.samples.glob("*.jsonl")):
         assert file.read_bytes() == (other.samples / file.name).read_bytes()
 
@@ -113,6 +115,8 @@ def test_inside_nothing_is_left_to_chance(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(WORKSPACE, raising=False)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
+    with deterministic(False):
+        assert not torch.are_deterministic_algorithms_enabled() and WORKSPACE not in os.environ
     try:
         with deterministic():
             assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 1
@@ -126,13 +130,6 @@ def test_inside_nothing_is_left_to_chance(monkeypatch: pytest.MonkeyPatch):
         assert not torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-
-
-def test_without_it_nothing_changes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(WORKSPACE, raising=False)
-    with deterministic(False):
-        assert not torch.are_deterministic_algorithms_enabled()
-        assert WORKSPACE not in os.environ
 
 
 def test_a_gpu_in_use_without_a_fixed_workspace_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -155,3 +152,44 @@ def test_an_operation_without_a_repeatable_kernel_is_named():
         torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
     with pytest.raises(RuntimeError, match="another"), deterministic():
         raise RuntimeError("another")
+
+
+Results = dict[str, Any]
+CLOSE = {
+    **dict.fromkeys(("grpo", "minibatches", "high_entropy", "recorded"), (2e-5, 1e-5)),
+    **dict.fromkeys((*VIDEO, *PLANNERS, *STATE, *DRAWN), (5e-5, 2e-5)),
+}
+"""Case -> how far metrics and weights may be apart."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
+    """What one process and two left of every case."""
+    out, alone = tmp_path_factory.mktemp("ranks") / "two.pt", Accelerator(cpu=True)
+    done = forked("tests.training.run_ranks", out, 2)
+    assert done.returncode == 0 and alone.num_processes == 1, done.stderr[-3000:]
+    return by_ranks(alone), torch.load(out, weights_only=True)
+
+
+@pytest.mark.parametrize("case", CLOSE)
+def test_two_processes_equal_one(results: tuple[Results, Results], case: str):
+    one, two = results[0][case], results[1][case]
+    metrics_apart, weights_apart = CLOSE[case]
+    for step, (a, b) in enumerate(zip(one["metrics"], two["metrics"], strict=True)):
+        assert untimed(b) == pytest.approx(untimed(a), abs=metrics_apart, nan_ok=True), f"step {step}"
+    torch.testing.assert_close(one["weights"], two["weights"], atol=weights_apart, rtol=0)
+
+
+def test_threads_beside_two_trainers_give_the_same_bits_whatever_takes_how_long_and_after_a_stop(
+    results: tuple[Results, Results],
+):
+    one, other = (results[1][name] for name in AHEAD)
+    assert torch.equal(one["weights"], other["weights"]) and torch.equal(one["weights"], one["resumed"])
+    assert [metrics["rollout/staleness"] for metrics in one["metrics"]] == [0, 1, 1, 1]
+    assert [metrics["reward/total"] for metrics in one["metrics"]] == [metrics["reward/total"] for metrics in other["metrics"]]
+    assert not torch.equal(one["weights"], results[1]["dynamic"]["weights"])
+
+
+def test_dynamic_sampling_on_two_processes_fills_every_step(results: tuple[Results, Results]):
+    for metrics in results[1]["dynamic"]["metrics"]:
+        assert metrics["reward/no_spread"] == 0 and metrics["rollout/discarded"] % 8 == 0

@@ -21,7 +21,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.presets import VIDEO
-from tests.support.trainers import make_trainer, weights
+from tests.support.trainers import batches_of, make_trainer, untimed, weights
 
 CLIPS = [replace(prompt, media=(Video("clip.mp4", fps=2.0),)) for prompt in prompts()]
 
@@ -74,9 +74,7 @@ def test_divergence_compares_the_rows_of_one_group_only():
 
 def test_probes_are_scored_and_never_trained():
     trainer = video_trainer("t_grpo")
-    seen: list[int] = []
-    update = trainer.update
-    trainer.update = lambda batch: (seen.append(len(batch)), update(batch))[1]
+    seen = batches_of(trainer)
     collected = trainer.collector.collect()
     assert len(collected.rollouts) == 4 * 8
     for group in collected.rollouts.groups:
@@ -87,7 +85,7 @@ def test_probes_are_scored_and_never_trained():
         assert means.tolist() == pytest.approx([sum(probes) / 4] * 8)
     assert collected.scores.weights.tolist() == [1, 0]
     metrics = trainer.step()
-    assert seen == [32]
+    assert [len(batch) for batch in seen] == [32]
     assert "reward/letter@shuffled" in metrics and "reward/temporal" in metrics
 
 
@@ -133,28 +131,21 @@ def test_changed_prompts_take_the_place_of_their_groups():
     assert told and worse
 
 
-def same(a: dict[str, float], b: dict[str, float]) -> bool:
-    rows = [(name, a[name], b[name]) for name in a if not name.startswith("time/")]
-    return all(x == y or (math.isnan(x) and math.isnan(y)) for _, x, y in rows)
-
-
 def test_resumed_planners_know_what_they_knew(tmp_path: Path):
-    whole = video_trainer("deepvideo_r1", steps=6)
+    whole, first, second, forgetful = (video_trainer("deepvideo_r1", steps=6) for _ in range(4))
     metrics = [whole.step() for _ in range(6)]
-    first = video_trainer("deepvideo_r1", steps=6)
     for _ in range(3):
         first.step()
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(3, first.state_dict(), Ranks())
     state = checkpoints.load()
     assert len(state["planner"]["rewards"]) == 16
-    second, forgetful = video_trainer("deepvideo_r1", steps=6), video_trainer("deepvideo_r1", steps=6)
     second.load_state_dict(state)
     for expected in metrics[3:]:
-        assert same(second.step(), expected)
+        assert untimed(second.step()) == pytest.approx(untimed(expected), rel=0, abs=0, nan_ok=True)
     assert torch.equal(weights(whole), weights(second))
     forgetful.load_state_dict({**state, "planner": {"rewards": [], "window": 16}})
-    assert not same(forgetful.step(), metrics[3])
+    assert untimed(forgetful.step()) != pytest.approx(untimed(metrics[3]), rel=0, abs=0, nan_ok=True)
 
 
 def test_two_runs_of_a_preset_share_no_memory():
@@ -181,11 +172,10 @@ def test_more_of_unknown_groups_is_refused():
         trainer.step()
 
 
-def failing_on_probes(group: Group) -> list[float | None]:
-    return [None] * len(group.samples) if group.samples[0].role == "probe" else list(right_letter(group))
-
-
 def test_a_reward_that_says_nothing_of_probes_gives_no_bonus():
+    def failing_on_probes(group: Group) -> list[float | None]:
+        return [None] * len(group.samples) if group.samples[0].role == "probe" else list(right_letter(group))
+
     metrics = video_trainer("t_grpo", function=failing_on_probes).step()
     assert math.isnan(metrics["reward/letter@shuffled"]) and math.isnan(metrics["reward/temporal"])
     assert metrics["reward/letter@shuffled/na"] == 1
