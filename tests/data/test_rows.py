@@ -145,16 +145,13 @@ def test_a_bad_row_is_named_by_file_and_line(row, says, picture, jsonl, tmp_path
     )
 
 
-def test_all_bad_rows_are_counted_and_the_first_listed(picture, jsonl):
+def test_all_bad_rows_are_counted_the_first_listed_and_every_picture_decoded(picture, jsonl, tmp_path):
     picture("cat.png")
     path = jsonl(*[GOOD | {"image": "dog.png"}] * 5, GOOD, "oops")
     report = check_file(path, limit=3)
     assert (report.num_rows, report.num_problems) == (7, 6)
     assert [problem.place for problem in report.problems] == ["boxes.jsonl:1", "boxes.jsonl:2", "boxes.jsonl:3"]
     assert str(report).endswith("and 3 more") and "7 rows, 6 problems" in str(report)
-
-
-def test_check_file_decodes_every_picture(picture, jsonl, tmp_path):
     whole = bytearray((tmp_path / picture("cat.png", (300, 200))).read_bytes())
     path = jsonl(GOOD)
     assert check_file(path).ok
@@ -254,7 +251,7 @@ def test_good_rows_of_other_forms_still_pass(picture, jsonl):
     assert problems(jsonl(row(box=(40, 30, 10, 8))), box_format="xywh") == []
 
 
-def test_exact_duplicates_are_named_in_a_check_and_only_noted_in_a_run(picture, jsonl):
+def test_duplicates_of_any_data_set_are_noted_and_named_in_a_check_of_rows(picture, jsonl):
     picture("cat.png")
     rows = [row(), row(question="another"), row(box=(5, 5, 20, 20))]
     path = jsonl(*rows, *[rows[0]] * 24)
@@ -263,9 +260,6 @@ def test_exact_duplicates_are_named_in_a_check_and_only_noted_in_a_run(picture, 
     assert str(report.problems[0]) == "boxes.jsonl:4: the row says exactly what boxes.jsonl:1 says: remove one of them"
     prompts, report = read_grounding(path, GroundingLayout(path.parent))
     assert len(prompts) == 27 and report.ok and len(report.duplicates) == 24
-
-
-def test_duplicates_of_any_data_set_are_noted():
     prompts = [Prompt(str(i), text) for i, text in enumerate(["a fox", "a dog", "a fox"])]
     report = check(prompts)
     assert report.ok and report.duplicates == [("row 3", "row 1")]

@@ -244,34 +244,31 @@ def test_masks_of_another_size_and_empty_ones(reward):
     refused("answer of prompt 'p7' is no mask", reward("mask_iou"), group("somewhere", "{}"))
 
 
-@dataclass(frozen=True)
-class ByText:
+def by_text(g):
     """The number a sample says."""
-
-    def __call__(self, g):
-        return [Scored(float(s.text), {}) for s in g.samples]
+    return [Scored(float(s.text), {}) for s in g.samples]
 
 
 def test_win_rates_by_any_scorer_against_all_or_some_opponents(reward):
     g = group(None, "1", "5", "3", "5.1")
-    rates = reward("pairwise_win_rate", scorer=ByText())(g)
+    rates = reward("pairwise_win_rate", scorer=by_text)(g)
     assert values(rates) == pytest.approx([0, 2 / 3, 1 / 3, 1])
     assert [rate.parts["score"] for rate in rates] == [1, 5, 3, 5.1]
-    assert values(reward("pairwise_win_rate", scorer=ByText(), margin=0.5)(g)) == pytest.approx([0, 5 / 6, 1 / 3, 5 / 6])
-    soft = values(reward("pairwise_win_rate", scorer=ByText(), temperature=1.0)(group(None, "0", "1")))
+    assert values(reward("pairwise_win_rate", scorer=by_text, margin=0.5)(g)) == pytest.approx([0, 5 / 6, 1 / 3, 5 / 6])
+    soft = values(reward("pairwise_win_rate", scorer=by_text, temperature=1.0)(group(None, "0", "1")))
     assert soft == pytest.approx([1 - 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-1))])
-    rates = reward("pairwise_win_rate", scorer=ByText(), opponents=1)(group(None, "1", "2", "3", "4"))
+    rates = reward("pairwise_win_rate", scorer=by_text, opponents=1)(group(None, "1", "2", "3", "4"))
     assert [rate.parts["comparisons"] for rate in rates] == [2] * 4
     assert values(rates) == [0, 0.5, 0.5, 1]
 
 
 def test_a_sample_whose_score_failed_fails_alone_and_mistakes_with_scorers_are_named(reward):
     """Pref-GRPO's code raises KeyError when a comparison is missing."""
-    rates = values(reward("pairwise_win_rate", scorer=ByText())(group(None, "1", "nan", "3")))
+    rates = values(reward("pairwise_win_rate", scorer=by_text)(group(None, "1", "nan", "3")))
     assert math.isnan(rates[1]) and rates[::2] == [0, 1]
     assert reward("pairwise_win_rate", scorer=lambda g: [None] * 2)(group(None, "a", "b")) == [None, None]
     refused("one of them", reward("pairwise_win_rate"), group(None, "1", "2"))
-    refused("1 samples", reward("pairwise_win_rate", scorer=ByText()), group(None, "1"))
+    refused("1 samples", reward("pairwise_win_rate", scorer=by_text), group(None, "1"))
     refused("answered 1 values for the 2 samples", reward("pairwise_win_rate", scorer=lambda g: [1.0]), group(None, "1", "2"))
 
 

@@ -195,8 +195,8 @@ def test_what_cannot_be_read_fails_and_is_not_zero(serve, reward, caplog):
     scores = reward("vlm_judge", server=server.endpoint())(ALL)
     assert math.isnan(scores[0].value) and scores[1].value == 0.7 and math.isnan(scores[2].value)
     assert "2 of 3 questions" in caplog.text and "no number" in caplog.text
-    for said, words in ((completion("Perhaps", [("Perhaps", 0.9)]), "neither yes nor no"), ("Yes", "no log-probabilities")):
-        server = serve(lambda text, pictures, said=said: said)
+    for other, words in ((completion("Perhaps", [("Perhaps", 0.9)]), "neither yes nor no"), ("Yes", "no log-probabilities")):
+        server = serve(lambda text, pictures, said=other: said)
         refused(words, reward("vqa_score", server=server.endpoint()), ONE, error=JudgeError)
 
 

@@ -298,8 +298,8 @@ def hps_v3_parts(tmp_path_factory):
     vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2}
     torch.manual_seed(3)
     model = vlms.model_of("Qwen2VL", text_config=text, vision_config=vision, **vlms.qwen_ids(tokenizer))
-    patches = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
-    patches["size"] = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    patches = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "size": size}
     vlms.processor_of("Qwen2VL", tokenizer, patches, chat_template=vlms.qwen_template()).save_pretrained(folder)
     model.config.save_pretrained(folder)
     model.resize_token_embeddings(len(tokenizer) + 1, mean_resizing=False)

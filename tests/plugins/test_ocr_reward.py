@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,8 +187,9 @@ def test_what_cannot_be_scored_is_named(reading, reward):
         reading("ned", Prompt("p9", "a red fox"), "x")
     refused("prompt 'p9' asks for is empty", reading, "ned", Prompt("p9", 'a sign with "  "'), "x")
     refused("'1' has no picture", reward("ocr"), Group(0, NASA, (Sample("words"),)))
-    for name, wrong in (("confidence", 80.0), ("batch_size", 0), ("threads", 0)):
-        refused(rf"Ocr\.{name} is {wrong}: it must be", reward, "ocr", **{name: wrong})
+    wrong: dict[str, Any] = {"confidence": 80.0, "batch_size": 0, "threads": 0}
+    for name, value in wrong.items():
+        refused(rf"Ocr\.{name} is {value}: it must be", reward, "ocr", **{name: value})
 
 
 def test_missing_packages_are_named_with_the_extra(reward, monkeypatch):

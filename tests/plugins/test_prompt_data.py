@@ -34,16 +34,13 @@ def write(file: Path, *rows: dict[str, Any] | str) -> str:
     return str(file)
 
 
-def test_lines_of_a_text_file(dataset, tmp_path):
+def test_lines_of_a_text_file_and_objects_of_a_jsonl_file_with_their_columns(dataset, tmp_path):
     (tmp_path / "a.txt").write_text("\ufeffa red fox\n\n  two dogs \r\na red fox\n", encoding="utf-8")
     prompts = dataset("prompts")(tmp_path / "a.txt")
     assert [(prompt.id, prompt.text) for prompt in prompts] == [("1", "a red fox"), ("3", "two dogs"), ("4", "a red fox")]
     assert [prompt.columns[FILE_ROW] for prompt in prompts] == ["a.txt:1", "a.txt:3", "a.txt:4"]
     assert not prompts[0].media and prompts[0].answer is None
     assert check(prompts).ok
-
-
-def test_objects_of_a_jsonl_file_with_their_columns(dataset, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "a fox", "animal": "fox"}\n{"prompt": "dogs", "id": "d", "number": 2}\n')
     first, second = dataset("prompts")(str(tmp_path / "a.jsonl"))
     assert (first.id, first.columns) == ("1", {"animal": "fox", FILE_ROW: "a.jsonl:1"})

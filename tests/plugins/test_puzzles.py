@@ -208,7 +208,8 @@ def test_all_kinds_in_turn_repeat_for_a_seed_as_environment_test_finds():
     found = CliRunner().invoke(commands, [*words, *(f"--say={one}" for one in ("look 1 1", "ruler 40", "turn 1 90", "open 1 2"))])
     assert found.exit_code == 0 and "repeats for a seed: yes" in found.output, found.output
     assert "error 25; acted 6" in " ".join(found.output.split()), found.output
-    for wrong in ({"easiest": 3, "hardest": 2}, {"kinds": ()}):
+    levels: list[dict[str, Any]] = [{"easiest": 3, "hardest": 2}, {"kinds": ()}]
+    for wrong in levels:
         refused("give a kind, and easiest <= hardest", load("puzzles", "datasets"), **wrong)
 
 

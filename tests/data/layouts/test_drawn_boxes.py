@@ -55,12 +55,16 @@ def test_sides_in_columns_are_gathered_by_picture_and_label(tmp_path):
     refused(r"says its picture has size \[200, 99\]", read, path)
 
 
-def test_sides_of_two_names(tmp_path):
+def test_sides_may_have_two_names_or_be_shares(tmp_path):
     header = "image,label,xmin,ymin,xmax,ymax,x1,y1,x2,y2"
     path = csv(tmp_path, header, "a.png,cat,,,,,1,2,30,40", "a.png,dog,5,6,7,8,1,2,30,40")
     assert [box for _, [box] in read(path)] == [Box(1, 2, 30, 40, label="cat"), Box(5, 6, 7, 8, label="dog")]
     with pytest.raises(ValueError, match=r"holds no rows; 1 annotations left out: no box \(rows.csv:2\)"):
         read(csv(tmp_path, header, "a.png,cat,,,,,,,,"), layout="sides")
+    path = csv(tmp_path, "image,label,XMin,XMax,YMin,YMax", "a.png,cat,0.1,0.5,0.2,0.9")
+    refused("give space = norm1", read, path)
+    assert read(path, space="norm1")[0][1] == boxes("cat", (0.1, 0.2, 0.5, 0.9), space="norm1")
+    assert "0 problems" in check(str(path), (), CheckOptions(boxes="norm1"))
 
 
 def test_sides_with_a_question_and_other_names(tmp_path):
@@ -71,13 +75,6 @@ def test_sides_with_a_question_and_other_names(tmp_path):
     refused(r"no column holds the label \(image, x1, .*: name it with columns.label=NAME", read, path)
     path = csv(tmp_path, "image,label,x1,y1,x2,y2", "a.png,cat,1,2,wide,40", "a.png,cat,1,,5,40")
     refused(r"x2 is 'wide' and must be a number\n.*y1 is 'None' and must be a number", read, path)
-
-
-def test_sides_may_be_shares(tmp_path):
-    path = csv(tmp_path, "image,label,XMin,XMax,YMin,YMax", "a.png,cat,0.1,0.5,0.2,0.9")
-    refused("give space = norm1", read, path)
-    assert read(path, space="norm1")[0][1] == boxes("cat", (0.1, 0.2, 0.5, 0.9), space="norm1")
-    assert "0 problems" in check(str(path), (), CheckOptions(boxes="norm1"))
 
 
 CATS = {"id": [7, 8], "bbox": [[1.0, 2.0, 29.0, 38.0], [50.0, 5.0, 10.0, 5.0]], "category": [0, 1]}
@@ -158,7 +155,7 @@ def studio(folder, *tasks, name="project.json"):
     return folder / name
 
 
-def test_label_studio_is_read_in_pixels(tmp_path):
+def test_label_studio_is_read_in_pixels_also_in_short(tmp_path):
     polygon = {"points": [[50, 50], [60, 50], [55, 80]], "polygonlabels": ["cat", "pet"]}
     # 40 x 40 pixels, turned by 90 degrees about its upper left corner (20, 10): its right side goes down, its lower one left
     turned = RECT | {"x": 30, "rotation": 90, "rectanglelabels": ["dog"]}
@@ -171,9 +168,6 @@ def test_label_studio_is_read_in_pixels(tmp_path):
     assert "1 annotations left out: no rectangle or polygon with a label (project.json:1, result 4)" in said
     done = convert(path, None, tmp_path / "out/rows.jsonl", question="Where is the {label}?")
     assert read(done.out)[0] == ("Where is the cat?", found[EVERY.format("cat")])
-
-
-def test_label_studio_in_short(tmp_path):
     row = {"image": "/data/my cats/a.png", "id": 1, "label": [{**RECT, **OF}], "annotator": 1, "lead_time": 3.5}
     path = studio(tmp_path, row, row | {"id": 2, "label": []})
     assert guess(path).layout == "label_studio"

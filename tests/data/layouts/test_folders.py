@@ -151,14 +151,6 @@ def test_keypoints_behind_boxes_are_no_outlines(write):
     refused("says kpt_shape: 17: it must be how many keypoints", read, folder)
 
 
-def test_confidences_behind_boxes_are_ignored_and_counted(write, tmp_path):
-    lines = "0 0.5 0.5 0.25 0.5 0.875\n0 0.1 0.1 0.9 0.1 0.5 0.9 0.5\n"
-    folder = write(**{"labels/1.txt": lines, "images/1.jpg": None, "classes.txt": "cat"})
-    assert [box.corners for box in read(folder)[0][1]] == [(0.375, 0.25, 0.625, 0.75), (0.1, 0.1, 0.9, 0.9)]
-    [note] = convert(folder, None, tmp_path / "out.jsonl").notes.items()
-    assert note[0].startswith("confidences ignored") and note[1] == 2
-
-
 def test_numbers_of_tracked_objects_are_ignored_and_counted(write, tmp_path):
     """Behind a box, or behind its confidence; the first object's number alone might be a share, or an outline's last point."""
     lines = "0 0.5 0.5 0.25 0.5 1\n0 0.5 0.5 0.25 0.5 0.875 1\n0 0.5 0.5 0.25 0.5\n"
@@ -172,11 +164,16 @@ def test_numbers_of_tracked_objects_are_ignored_and_counted(write, tmp_path):
     assert read(folder)[0][1][0].corners == (0.1, 0.1, 0.9, 1.0), "an outline that ends at the edge"
 
 
-def test_outlines_of_several_lengths_are_no_keypoints(write):
+def test_outlines_of_several_lengths_are_no_keypoints_and_confidences_are_ignored_and_counted(write, tmp_path):
     """Each may be a box with points inside it, but keypoints are as many in every line."""
     lines = "0 0.5 0.5 0.52 0.5 0.52 0.52\n0 0.5 0.5 0.52 0.5 0.52 0.52 0.5 0.52\n"
     folder = write(**{"labels/1.txt": lines, "images/1.jpg": None, "classes.txt": "cat"})
     assert [box.corners for box in read(folder)[0][1]] == [(0.5, 0.5, 0.52, 0.52)] * 2
+    lines = "0 0.5 0.5 0.25 0.5 0.875\n0 0.1 0.1 0.9 0.1 0.5 0.9 0.5\n"
+    folder = write(**{"labels/1.txt": lines, "images/1.jpg": None, "classes.txt": "cat"})
+    assert [box.corners for box in read(folder)[0][1]] == [(0.375, 0.25, 0.625, 0.75), (0.1, 0.1, 0.9, 0.9)]
+    [note] = convert(folder, None, tmp_path / "out.jsonl").notes.items()
+    assert note[0].startswith("confidences ignored") and note[1] == 2
 
 
 def png():

@@ -153,7 +153,7 @@ def test_columns_of_any_layout_may_have_other_names(jsonl):
         load("grounding_jsonl", "datasets")(path, columns=columns | {"colour": "red"})
 
 
-def test_two_layouts_are_refused_and_both_are_named(jsonl):
+def test_layouts_that_are_two_none_or_another_data_sets_are_refused(jsonl):
     path = jsonl({"image": "cat.png", "messages": OPENAI[1:], "conversations": [LLAVA_ASKS]})
     refused(r'may be messages or llava: say which, with --as messages or --as llava .*layout = "messages"', guess, path)
     refused("may be messages or llava", load("grounding_jsonl", "datasets"), path)
@@ -162,9 +162,6 @@ def test_two_layouts_are_refused_and_both_are_named(jsonl):
     assert guess(both, name="boxes").data_set == "grounding_jsonl"
     assert load("grounding_jsonl", "datasets")(both)[0].answer == BOX
     assert load("qa_jsonl", "datasets")(both)[0].answer == "left"
-
-
-def test_a_layout_that_does_not_exist_or_is_another_data_sets(jsonl):
     path = jsonl({"prompt": "a red fox"})
     assert guess(path).data_set == "prompts"
     refused("no layout is called 'lava': choose one of boxes, ", guess, path, name="lava")
