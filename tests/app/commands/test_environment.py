@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from mmrl.app.cli.groups import environment as commands
@@ -74,8 +75,14 @@ def chatty(prompt, turns, seed):
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text(WORLDS)
+    (tmp_path / "ways.py").write_text(WAYS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def tested(*words: str, text: str | None = None) -> Result:
+    """`mmrl environment test` with these words, to which a person says a text."""
+    return CliRunner().invoke(commands, ["test", *words], input=text)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +98,13 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_world_that_runs_could_not_use_is_named(desk: Path, name: str, fault: str):
-    result = CliRunner().invoke(commands, ["test", f"mine.py:{name}", "--prompts", "2", "--say", "a", "call.where=inline"])
+    result = tested(f"mine.py:{name}", "--prompts", "2", "--say", "a", "call.where=inline")
     said = " ".join(result.output.split())
     assert result.exit_code == 2 and "fault (as given, prompt 'drawn-0', and 1 more): " in said and fault in said, said
 
 
 def test_a_worlds_own_interrupt_is_its_fault_and_ends_nothing(desk: Path):
-    result = CliRunner().invoke(commands, ["test", "mine.py:interrupted", "--prompts", "2", "--say", "a"])
+    result = tested("mine.py:interrupted", "--prompts", "2", "--say", "a")
     assert result.exit_code == 2 and "its world broke after turn 1: KeyboardInterrupt: mine" in " ".join(result.output.split())
 
 
@@ -133,23 +140,16 @@ WORDS = ("--prompts", "1", "--say", "a", "call.where=inline")
     [
         ("Opens", 2, r"its world broke after turn 1: KeyboardInterrupt:  \(.*line 8\)"),
         ("Made", 2, r"environment: ways.py:Made raised KeyboardInterrupt:  \(.*line 10\)"),
+        ("Closes", 0, r"its world could not be closed: KeyboardInterrupt:  \(.*line 12\)"),
         ("Leaves", 2, r"its world broke after turn 1: SystemExit: 3 \(.*line 14\)"),
     ],
 )
-def test_under_the_command_a_worlds_interrupt_is_no_ctrl_c(desk: Path, name: str, code: int, said: str):
-    (desk / "ways.py").write_text(WAYS)
+def test_under_the_command_a_worlds_interrupt_is_no_ctrl_c(desk: Path, caplog, name: str, code: int, said: str):
     done = run_here("environment", "test", f"ways.py:{name}", *WORDS, cwd=desk)
-    assert done.returncode == code and re.search(said, done.stdout + done.stderr), done
-
-
-def test_one_that_cannot_be_closed_is_logged(desk: Path, caplog: pytest.LogCaptureFixture):
-    (desk / "ways.py").write_text(WAYS)
-    assert run_here("environment", "test", "ways.py:Closes", *WORDS, cwd=desk).returncode == 0
-    assert re.search(r"its world could not be closed: KeyboardInterrupt:  \(.*line 12\)", caplog.text)
+    assert done.returncode == code and re.search(said, done.stdout + done.stderr + caplog.text), done
 
 
 def test_a_users_ctrl_c_leaves_even_where_the_world_raises_another_interrupt(desk: Path):
-    (desk / "ways.py").write_text(WAYS)
     lines = list[str]()
     with heard("-m", "mmrl", "environment", "test", "ways.py:Waits", *WORDS, cwd=desk) as (program, output):
         for line in output:
@@ -169,7 +169,7 @@ def test_a_users_ctrl_c_leaves_even_where_the_world_raises_another_interrupt(des
     ],
 )
 def test_good_worlds_pass_whatever_is_said(desk: Path, name: str, said: str):
-    result = CliRunner().invoke(commands, ["test", name, "--prompts", "2", "call.where=inline"])
+    result = tested(name, "--prompts", "2", "call.where=inline")
     assert result.exit_code == 0 and said in " ".join(result.output.split()), result.output
 
 
@@ -188,12 +188,12 @@ def test_settings_and_limits_are_those_of_a_config(desk: Path, capsys: pytest.Ca
 
 
 def test_one_is_played_by_hand(desk: Path):
-    words = ["test", "zoom", "limits.turns=3", "--play", "shown"]
-    result = CliRunner().invoke(commands, words, input="<tool_call>[0,0,500,250]</tool_call>\n7\n")
+    words = ["zoom", "limits.turns=3", "--play", "shown"]
+    result = tested(*words, text="<tool_call>[0,0,500,250]</tool_call>\n7\n")
     assert "Your answer?" in result.output and "tool 1" in result.output and "ended: stop" in result.output
     assert sorted(file.name for file in (desk / "shown").iterdir()) == ["prompt-0.png", "turn1-0.png"]
     assert "picture of 128 x 64 pixels" in result.output
-    assert "ended: left" in CliRunner().invoke(commands, words, input="").output
+    assert "ended: left" in tested(*words, text="").output
 
 
 def test_environments_are_listed_and_shown(desk: Path):

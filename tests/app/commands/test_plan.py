@@ -34,26 +34,21 @@ PRESETS = TEXT | VIDEO
 SMALL = ["prompts_per_step=4", "micro_batch=120", "policy.sampling.max_new_tokens=5", "algorithm.minibatches=2"]
 
 
-def calls_of(algorithm: Algorithm) -> tuple[Any, ...]:
-    """What decides how often a model is called; advantages, surrogates and shares call none."""
-    live = frozenset((reading.model, reading.view) for reading in algorithm.live_reads)
-    frozen = frozenset(reading for reading in algorithm.frozen_reads if reading.model != "rollout")
+def calls_of(algorithm: Algorithm) -> frozenset[Any]:
+    """What decides how often a model is called, each by itself; advantages, surrogates and shares call none."""
+    live = {(reading.model, reading.view) for reading in algorithm.live_reads}
+    frozen = {reading for reading in algorithm.frozen_reads if reading.model != "rollout"}
     # A text model's rollouts are never cut, so terms of actions and of rollouts cut a batch alike.
-    return type(algorithm.planner), live, frozen, algorithm.scope.replace("action", "rollout"), algorithm.old
-
-
-def parts_of(name: str) -> set[Any]:
-    """The planner, the readings, the cut and the old weights of a preset, each by itself."""
-    planner, live, frozen, scope, old = calls_of(PRESETS[name])
-    return {planner, *live, *frozen, scope, old}
+    return frozenset({type(algorithm.planner), *live, *frozen, algorithm.scope.replace("action", "rollout"), algorithm.old})
 
 
 def covering(names: Sequence[str]) -> list[str]:
     """A few of these presets in which every part of one occurs."""
-    left, chosen = set[Any]().union(*map(parts_of, names)), list[str]()
+    parts, chosen = {name: calls_of(PRESETS[name]) for name in names}, list[str]()
+    left = set[Any]().union(*parts.values())
     while left:
-        chosen.append(max(names, key=lambda name: len(parts_of(name) & left)))
-        left -= parts_of(chosen[-1])
+        chosen.append(max(names, key=lambda name: len(parts[name] & left)))
+        left -= parts[chosen[-1]]
     return chosen
 
 
@@ -283,11 +278,13 @@ def test_estimated_bytes_of_image_generators(family, make: Make):
     assert made.memory.phases["decode"] == pytest.approx(peaks["decode"], rel=0.2)
 
 
-def test_encoders_that_rest_count_while_they_are_awake(make: Make):
+def test_encoders_that_rest_count_while_they_are_awake_and_two_processes_share_a_step(make: Make):
     resting = plan.draw_up(make("policy.rest_text_encoders=true")).memory
-    usual = plan.draw_up(make()).memory
-    encoders = {name: size for name, size in usual.stays.items() if name.startswith("text_encoder")}
+    one, two = (plan.draw_up(make(), processes) for processes in (1, 2))
+    encoders = {name: size for name, size in one.memory.stays.items() if name.startswith("text_encoder")}
     assert encoders and not encoders.keys() & resting.stays.keys() and resting.phases["encode"] == sum(encoders.values())
+    assert two.usual.counts["rollout"].rows * 2 == one.usual.counts["rollout"].rows
+    assert two.memory.peak > one.memory.peak - one.memory.phases["update"] / 2
 
 
 def test_what_does_not_fit_is_said_before_weights_load(make: Make, capsys, monkeypatch):
@@ -326,24 +323,9 @@ def test_sizes_of_cards():
 def test_geometry_is_refused_as_train_refuses_it(make: Make):
     with pytest.raises(ValueError, match="3 processes cannot share evenly"):
         plan.plan(PlanArguments(["tiny/flow"], processes=3))
+    tree = ["preset=branch_grpo", "schedule.kind=Tree", "group_size=6", "schedule.split_steps=[0, 1]"]
     with pytest.raises(ValueError, match="needs groups of a multiple of 4"):
-        plan.plan(
-            PlanArguments(
-                [
-                    "tiny/flow",
-                    "algorithm.preset=branch_grpo",
-                    "algorithm.schedule.kind=Tree",
-                    "algorithm.group_size=6",
-                    "algorithm.schedule.split_steps=[0, 1]",
-                ]
-            ),
-        )
-
-
-def test_two_processes_share_a_step(make: Make):
-    one, two = (plan.draw_up(make(), processes) for processes in (1, 2))
-    assert two.usual.counts["rollout"].rows * 2 == one.usual.counts["rollout"].rows
-    assert two.memory.peak > one.memory.peak - one.memory.phases["update"] / 2
+        plan.plan(PlanArguments(["tiny/flow", *(f"algorithm.{word}" for word in tree)]))
 
 
 NO_SCORES = Scores((), torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.long), torch.zeros(0))
@@ -369,9 +351,7 @@ def test_real_steps_are_timed_and_nothing_is_kept(make: Make, tmp_path: Path, ca
     assert len(timing.steps) == 2 and timing.per_step() > timing.per_step("update") > 0 and timing.evaluation > 0
     assert not list(tmp_path.iterdir())
     config = make("steps=100", "evaluate_every=50").config
-    fixed = plan.Timing(
-        [{"time/step_s": 30.0, "rollout/actions": 60.0}, {"time/step_s": 42.0, "rollout/actions": 60.0}], 100.0, 0
-    )
+    fixed = plan.Timing([{"time/step_s": seconds, "rollout/actions": 60.0} for seconds in (30.0, 42.0)], 100.0, 0)
     # 100 steps of 36 seconds and 3 evaluations
     assert fixed.total(config) == 100 * 36 + 300
     plan.print_time(fixed, config, Memory({}, {}), price=2.0)
