@@ -1,27 +1,35 @@
-"""TOML and the command line -> a run: origins, presets with other parts, and the slots that parts fit, shipped ones and own."""
+"""TOML and the command line -> a run: origins, presets with other parts, slots that parts fit, and the stages of a chain."""
 
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mmrl.algorithms.advantages.experts import Demonstrated
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import SteadyDecay
+from mmrl.algorithms.miners import BestAndWorst
+from mmrl.algorithms.objectives.forward import DenoisingPreference
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.planners.flow import TaughtPairs, TaughtPictures
+from mmrl.algorithms.planners.taught import Taught
 from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.presets import PRESETS as EVERY
 from mmrl.algorithms.views import MaskPatches
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
 from mmrl.app.config.algorithm import presets
-from mmrl.app.config.run import Resolved
+from mmrl.app.config.run import Resolved, as_table, resolve
 from mmrl.app.config.slots import SLOTS, kinds, place
+from mmrl.app.config.stages import Stage, chain_label, num_samples, stage_at, stages_of
 from mmrl.app.inspect.show import description, parts
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import build
+from mmrl.app.run.resume import changed_settings
 from mmrl.app.toml.tables import Table
 from mmrl.policies.shared.weights import USUAL_DECAY
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -292,3 +300,133 @@ def test_every_slot_is_a_field_or_a_table():
 )
 def test_ones_own_part_in_its_slot(own: None, words: list[str]):
     assert "mine.py" in str(configs.load("tiny/image", words).config.algorithm.uses)
+
+
+def chain(*stages: dict[str, Any], config: str = "tiny/cold_start", **more: Any) -> Resolved:
+    values = {key: value for key, value in configs.load(config).table.values.items() if key != "steps"}
+    return resolve(Table.of({**values, **more, "stage": list(stages)}, "a.toml"))
+
+
+def again(resolved: Resolved) -> Resolved:
+    """The config as it is written down, read back."""
+    return resolve(Table.of(as_table(resolved.config), "run"))
+
+
+SFT = {"kind": "sft", "steps": 3}
+RL = {"kind": "rl", "steps": 5}
+PAIRS = {"kind": "pairs"}
+DPO = {"kind": "dpo", "steps": 1, "data": {"use": "stage:pairs"}}
+LOOP = {"kind": "loop", "rounds": 3, "stages": ["pairs", "dpo"]}
+UNTIL = {"metric": "iou", "at_least": 0.5, "most": 7, "every": 7}
+
+
+def test_a_stage_is_the_run_with_what_it_says_over_it():
+    first, second, third = stages_of(
+        chain(
+            {**SFT, "name": "cold", "column": "digit", "thought_dropout": 0.5, "optimizer": {"lr": 0.25}, "prompts_per_step": 2},
+            {**RL, "preset": "dapo", "data": {"use": "digits_grounding", "size": 4}},
+            {**RL, "algorithm": {"group_size": 2}},
+        )
+    )
+    assert [(one.begin, one.end, one.place) for one in (first, second, third)] == [
+        (0, 3, "stage 1 of 3, cold"),
+        (3, 8, "stage 2 of 3, rl"),
+        (8, 13, "stage 3 of 3, rl"),
+    ]
+    taught = first.resolved.config
+    assert taught.algorithm.algorithm.planner == Taught("digit", 0.5) and taught.algorithm.algorithm.advantage == Demonstrated()
+    assert (taught.optimizer.lr, taught.prompts_per_step, taught.steps) == (0.25, 2, 3)
+    assert second.resolved.config.algorithm.preset == "dapo" and second.resolved.config.optimizer.lr == 1e-3
+    assert dict(second.resolved.config.data.args) == {"size": 4}
+    assert third.resolved.config.algorithm.preset == "grpo" and third.resolved.config.algorithm.algorithm.group_size == 2
+    assert len({one.resolved.config.seed for one in (first, second, third)}) == 3
+    assert first.resolved.config.seed == chain(SFT).config.seed
+
+
+def test_what_the_run_wrote_stays_under_another_preset():
+    own = {"preset": "flow_grpo", "schedule": {"num_steps": 3}, "group_size": 4}
+    drawing = {"kind": "rl", "steps": 1}
+    dance = {"preset": "dance_grpo", "algorithm": {"schedule": {"trained_per_row": 2}}}
+    stages = [{**drawing, **dance}, {**drawing, "preset": "cps"}]
+    resolved = chain(*stages, config="tiny/taught_drawing", algorithm=own)
+    for found in (stages_of(resolved), stages_of(again(resolved))):
+        each = [one.resolved.config.algorithm for one in found]
+        assert [one.preset for one in each] == ["dance_grpo", "cps"]
+        assert [(one.algorithm.group_size, getattr(one.algorithm.schedule, "num_steps", 0)) for one in each] == [(4, 3), (4, 3)]
+    assert as_table(resolved.config)["algorithm"] == own
+
+    other = {**own, "objective": {"0": {"low": 0.5}}}
+    two = [{**drawing, "algorithm": {"objective": one}} for one in ({"0": {"low": 0.1}}, [{"kind": "Clip"}])]
+    with pytest.raises(ValueError, match=r"^a.toml: algorithm.objective.0.low: no stage uses this: write it in the \[\[stage"):
+        stages_of(chain(*two, config="tiny/taught_drawing", algorithm=other))
+    every = as_table(configs.load("tiny/flow").config)["algorithm"]
+    with pytest.raises(ValueError, match=r"a.toml: stage.1 has the preset 'cps', of which nothing is left: the run's own"):
+        stages_of(chain(drawing, stages[1], config="tiny/taught_drawing", algorithm=every))
+
+
+def test_what_comes_with_an_engine_is_each_presets_own():
+    engine = {"policy": {**configs.load("tiny/cold_start").table.values["policy"], "engine": {"url": ["http://localhost:1"]}}}
+    resolved = chain({**RL, "preset": "gspo"}, RL, **engine)
+    for one in stages_of(resolved):
+        own = one.resolved.config.algorithm
+        alone = configs.load("tiny/image", [f"algorithm.preset={own.preset}", "policy.engine.url=['http://localhost:1']"]).config
+        assert own.algorithm.importance == alone.algorithm.algorithm.importance and own.algorithm.old == "reread"
+    assert set(as_table(resolved.config)["algorithm"]) == {"preset", "group_size"}
+
+
+def test_a_loop_repeats_its_stages_and_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
+    resolved = chain({"kind": "sft", "until": UNTIL}, LOOP, {**PAIRS, "gap": 0.5}, DPO, RL)
+    assert resolved.config.steps == 7 + 3 + 5 and chain_label(resolved) == "sft, then 3 rounds of pairs, dpo, then rl"
+    stages = stages_of(resolved)
+    assert [(one.name, one.begin, one.end) for one in stages] == [
+        *[("sft", 0, 7), ("pairs", 7, 7), ("dpo", 7, 8), ("pairs", 8, 8)],
+        *[("dpo", 8, 9), ("pairs", 9, 9), ("dpo", 9, 10), ("rl", 10, 15)],
+    ]
+    assert stages[3].place == "stage 4 of 8, pairs (round 2 of 3)" and stages[3].sources == [] and stages[4].sources == ["pairs"]
+    assert stages[1].miner == BestAndWorst(gap=0.5) and num_samples(stages[1]) == 4
+    assert len({one.resolved.config.seed for one in stages}) == 8
+    assert [one.in_round for one in stages] == [0, 1, 1, 2, 2, 3, 3, 0]
+    assert [stage_at(stages, step) for step in (7, 8, 9, 10, 11)] == [0, 2, 4, 6, 7]
+    assert again(resolved).config == resolved.config
+    assert [one.end for one in stages_of(again(resolved))] == [one.end for one in stages]
+
+    two = stages_of(chain(SFT, RL))
+    assert [stage_at(two, step) for step in (None, 0, 1, 3, 4, 8)] == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_run_without_stages_is_one_and_writes_none():
+    resolved = configs.load("tiny/image")
+    (stage,) = stages_of(resolved)
+    assert stage == Stage(1, 1, "", 0, resolved) and stage.place == ""
+    assert "stage" not in as_table(resolved.config)
+
+
+def test_what_is_written_down_reads_back_as_the_same_stages():
+    resolved = configs.load("tiny/cold_start")
+    assert resolved.config.steps == 5
+    read = again(resolved)
+    assert read.config == resolved.config and changed_settings(resolved.config, read.config) == []
+    for before, after in zip(stages_of(resolved), stages_of(read), strict=True):
+        assert before.resolved.config == after.resolved.config
+
+
+def test_rows_are_no_sounds():
+    said = "stage 1 of 2, pairs: its rows would be sounds, which no stage is taught: take a filter"
+    with pytest.raises(ValueError, match=said):
+        stages_of(chain(PAIRS, {**DPO, "kind": "rl"}, config="tiny/tones"))
+
+
+def test_a_chain_that_only_teaches_needs_no_reward_and_sources_that_none_is_for_may_be_taught():
+    assert stages_of(chain(SFT, reward=[], evaluation={}, algorithm={}))[0].resolved.config.reward == ()
+    skills, shown = stages_of(configs.load("tiny/hurried_looks"))
+    assert skills.until is not None and skills.until.most == skills.end < shown.end
+    assert {reward.sources for reward in shown.resolved.config.reward} == {("read",), ("point",)}
+
+
+def test_generators_are_taught_pictures():
+    first, second, third = stages_of(configs.load("tiny/taught_drawing"))
+    sft, dpo = (one.resolved.config.algorithm for one in (first, second))
+    assert (sft.preset, dpo.preset, third.resolved.config.algorithm.preset) == ("sft_of_pictures", "dpo_of_pictures", "flow_grpo")
+    assert sft.algorithm.planner == TaughtPictures() and dpo.algorithm.planner == TaughtPairs()
+    assert dpo.algorithm.objective == ((1.0, DenoisingPreference(100.0, sft=0.1)),)
+    assert again(second.resolved).config.algorithm == dpo
