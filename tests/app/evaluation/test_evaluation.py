@@ -263,13 +263,6 @@ def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]):
     ]
 
 
-def test_kinds_of_a_config_are_kept_in_it(tmp_path: Path):
-    resolved = configs.load("tiny/image", ["evaluation.by=['split', 'kind']"])
-    assert resolved.config.evaluation.by == ("split", "kind")
-    configs.save(resolved.config, tmp_path / "saved.toml")
-    assert configs.load(str(tmp_path / "saved.toml")).config == resolved.config
-
-
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("two")
