@@ -20,73 +20,16 @@ from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.lab.models import tiny_model
 
-TEXT = """steps = 1
-prompts_per_step = 2
-evaluate_every = 1
-save_every = 1
-[algorithm]
-preset = "dr_grpo"
-group_size = 2
-minibatches = 1
-[policy]
-kind = "text"
-model = "tiny:{model}"
-{policy}
-sampling = {{ max_new_tokens = 2 }}
-[data]
-use = "grounding_jsonl"
-path = "{folder}/boxes.jsonl"
-[evaluation]
-sampling = {{ max_new_tokens = 12 }}
-[evaluation.data]
-use = "grounding_jsonl"
-path = "{folder}/boxes.jsonl"
-[[reward]]
-use = "iou"
-space = "{space}"
-[optimizer]
-lr = 1e-3
-"""
+ONE_STEP = ["steps=1", "prompts_per_step=2", "save_every=1", "algorithm.group_size=2", "algorithm.minibatches=1"]
+TEXT = ["tiny/image", *ONE_STEP, "algorithm.preset=dr_grpo", "policy.sampling.max_new_tokens=2", "deterministic=false"]
+FLOW = ["tiny/flow", *ONE_STEP, "algorithm.schedule.num_steps=2", "evaluate_every=1", "optimizer.lr=1e-2", "deterministic=false"]
+FLOW += ["evaluation.num_steps=5", "evaluation.guidance=3.0", "evaluation.batch_size=1"]
 WRITERS = {
-    "qwen3_vl": ('answer_format = "direct"\nsystem_prompt = "Be brief."\nbox_space = "norm1000"', "norm1000"),
-    "qwen2_5_vl": ('answer_format = "box"\nmax_pixels = 3136\nlora = { rank = 4 }', "resized"),
-    "internvl": ('answer_format = "think_box"', "norm1000"),
+    "qwen3_vl": (["policy.answer_format=direct", "policy.system_prompt=Be brief.", "policy.box_space=norm1000"], "norm1000"),
+    "qwen2_5_vl": (["policy.answer_format=box", "policy.max_pixels=3136", "policy.lora.rank=4"], "resized"),
+    "internvl": (["policy.answer_format=think_box"], "norm1000"),
 }
-FLOW = """steps = 1
-prompts_per_step = 2
-micro_batch = 64
-evaluate_every = 1
-save_every = 1
-[algorithm]
-preset = "flow_grpo"
-group_size = 2
-minibatches = 1
-[algorithm.schedule]
-num_steps = 2
-[policy]
-kind = "flow"
-model = "tiny:{model}"
-height = 16
-width = 16
-{policy}
-[data]
-use = "prompts"
-texts = ["a red fox", "a blue door"]
-[evaluation]
-num_steps = 5
-guidance = 3.0
-batch_size = 1
-num_samples = 2
-[evaluation.data]
-use = "prompts"
-texts = ["a yellow bird", "three small cats"]
-[[reward]]
-use = "jpeg_size"
-scale = 0.1
-[optimizer]
-lr = 1e-2
-"""
-PAINTERS = {"sd3": "max_prompt_tokens = 3", "flux": "max_prompt_tokens = 24\nlora = { rank = 4 }"}
+PAINTERS = {"sd3": ["policy.max_prompt_tokens=3"], "flux": ["policy.max_prompt_tokens=24", "policy.lora.rank=4"]}
 
 
 def code_of(folder: Path, **words: str) -> dict[str, Any]:
@@ -100,9 +43,8 @@ def code_of(folder: Path, **words: str) -> dict[str, Any]:
     return names
 
 
-def run_of(config: str, folder: Path) -> RunDir:
-    (folder / "run.toml").write_text(config)
-    return train(TrainArguments([str(folder / "run.toml"), f"output={str(folder / 'run')!r}"]))
+def run_of(folder: Path, model: str, *words: str) -> RunDir:
+    return train(TrainArguments([*words, f"policy.model=tiny:{model}", f"output={str(folder / 'run')!r}"]))
 
 
 def held_out(run: RunDir) -> list[dict[str, Any]]:
@@ -121,7 +63,9 @@ def test_transformers_writes_what_the_run_wrote_token_by_token(
     questions = ("Where is it?", "Now find the large round thing", "box?")
     (tmp_path / "boxes.jsonl").write_text("".join(row.format(i, question) for i, question in enumerate(questions)))
     policy, space = WRITERS[model]
-    run = run_of(TEXT.format(model=model, policy=policy, folder=tmp_path, space=space), tmp_path)
+    data = f"{{use='grounding_jsonl', path='{tmp_path}/boxes.jsonl'}}"
+    evaluation = f"evaluation={{sampling={{max_new_tokens=12}}, data={data}}}"
+    run = run_of(tmp_path, model, *TEXT, *policy, f"data={data}", evaluation, f"reward=[{{use='iou', space='{space}'}}]")
     folder = export(run.path, tmp_path / "out")
     facts = json.loads((folder / "prompt_template.json").read_text())
     assert facts == json.loads(run.template_file.read_text())
@@ -141,14 +85,10 @@ def test_transformers_writes_what_the_run_wrote_token_by_token(
 
 @pytest.mark.parametrize("model", ["qwen3", "llama"])
 def test_language_models_are_written_with_alike_and_stop_alike(model: str, tmp_path: Path) -> None:
-    prompts = 'use = "prompts"\ntexts = ["Why is the sky blue?", "Count to five", "b"]'
-    config = TEXT.format(
-        model=model, policy='answer_format = "think"\nsystem_prompt = "Be [brief]."', folder=tmp_path, space="pixel"
-    )
-    config = re.sub(r'use = "grounding_jsonl"\npath = .*', prompts, config).replace(
-        'use = "iou"\nspace = "pixel"', 'use = "repetition"'
-    )
-    run = run_of(config.replace("max_new_tokens = 12", f"max_new_tokens = 12, stop = {list(ascii_letters)}"), tmp_path)
+    data = "{use='prompts', texts=['Why is the sky blue?', 'Count to five', 'b']}"
+    evaluation = f"evaluation={{sampling={{max_new_tokens=12, stop={list(ascii_letters)}}}, data={data}}}"
+    words = ["policy.answer_format=think", "policy.system_prompt='Be [brief].'", "reward=[{use='repetition'}]"]
+    run = run_of(tmp_path, model, *TEXT, *words, f"data={data}", evaluation)
     folder = export(run.path, tmp_path / "out")
     assert "tokenizer=tokenizer" in (folder / "README.md").read_text()
     lines = held_out(run)
@@ -159,11 +99,10 @@ def test_language_models_are_written_with_alike_and_stop_alike(model: str, tmp_p
     assert any(not line["truncated"] for line in lines), "a stop ended an answer"
 
 
-@pytest.mark.parametrize(("model", "more"), [("flux", ""), ("sd3", ""), ("flux", "base_from = 0.4")])
-def test_diffusers_draws_what_the_run_drew_to_the_last_pixel(model: str, more: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "more"), [("flux", []), ("sd3", []), ("flux", ["evaluation.base_from=0.4"])])
+def test_diffusers_draws_what_the_run_drew_to_the_last_pixel(model: str, more: list[str], tmp_path: Path) -> None:
     """Also where the base finishes what the adapter began."""
-    config = FLOW.format(model=model, policy=PAINTERS[model]).replace("num_samples = 2", "num_samples = 1")
-    run = run_of(config.replace("guidance = 3.0", f"guidance = 3.0\n{more}"), tmp_path)
+    run = run_of(tmp_path, model, *FLOW, *PAINTERS[model], "evaluation.num_samples=1", *more)
     folder = export(run.path, tmp_path / "out")
     card = (folder / "README.md").read_text()
     assert run.prompt_file.read_text().startswith("prompt template none: nothing is put around a prompt\n")
@@ -181,7 +120,7 @@ def test_diffusers_draws_what_the_run_drew_to_the_last_pixel(model: str, more: s
 
 
 def test_the_exported_config_measures_the_exported_model_as_the_run_did(tmp_path: Path) -> None:
-    run = run_of(FLOW.format(model="sd3", policy=PAINTERS["sd3"]), tmp_path)
+    run = run_of(tmp_path, "sd3", *FLOW, *PAINTERS["sd3"], "evaluation.num_samples=2")
     folder = export(run.path, tmp_path / "out")
     card = (folder / "README.md").read_text()
     assert "mmrl eval run.toml policy.model=THIS_FOLDER" in card
