@@ -304,12 +304,6 @@ def test_a_chain_killed_on_both_sides_of_a_border_is_the_chain_that_nobody_distu
         run_training(resolved_two(tmp_path / "whole", "stage.0.steps=3"), whole.path)
 
 
-def test_a_later_stage_whose_data_does_not_fit_is_refused_before_the_model_loads(tmp_path: Path):
-    words = ["policy.model=/nowhere", "algorithm={}", 'stage.1={kind="sft", steps=1, column="thought"}']
-    with pytest.raises(ValueError, match=r"stage 2 of 2, sft: prompt 'train-0-0' has nothing in the column 'thought', where a"):
-        run_training(resolved_two(tmp_path / "run", *words))
-
-
 def test_pairs_of_a_file_are_preferred_from_where_the_stage_before_ended(tmp_path: Path):
     Image.new("RGB", (64, 64), "red").save("a.png")
     row = {
