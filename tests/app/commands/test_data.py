@@ -1,8 +1,8 @@
 """`mmrl data filter` on a real, tiny model."""
 
 import base64
-import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,29 +55,18 @@ def test_keeps_what_is_right_sometimes(config: Path):
     said = filter_data(str(config), Path("kept/easy.jsonl"), [], Difficulty(4))
     assert said == "1 of 3 prompts kept, 1 too easy, 1 too hard"
     [row] = map(json.loads, Path("kept/easy.jsonl").read_text().splitlines())
-    assert row == {
-        "id": "2",
-        "image": str(config.parent / "blue.png"),
-        "question": "Where?",
-        "boxes": [[1, 2, 30, 20]],
-        "space": "pixel",
-        "note": "blue",
-    }
+    blue = {"id": "2", "image": str(config.parent / "blue.png"), "question": "Where?", "note": "blue"}
+    assert row == {**blue, "boxes": [[1, 2, 30, 20]], "space": "pixel"}
 
 
-def test_a_file_without_prompts_is_not_written(config: Path):
-    said = (
-        r"no prompt is left for none.jsonl \(0 of 3 .*\): the best total reward was 1, and 1\.5 counts as right; set --success-at"
-    )
+def test_a_file_without_prompts_is_not_written_and_a_prompt_without_scores_is_named(config: Path):
+    said = r"no prompt is left for none.jsonl \(0 of 3 .*\): the best total reward was 1, and 1\.5 counts as right; set --success"
     with pytest.raises(ValueError, match=said):
         filter_data(str(config), Path("none.jsonl"), [], Difficulty(4, success_at=1.5))
     assert not Path("none.jsonl").exists()
-
-
-def test_a_prompt_without_scores_is_named(config: Path):
-    Path("lucky.py").write_text("def lucky(group):\n    return [None] * len(group.samples)\n")
+    Path("silent.py").write_text("def silent(group):\n    return [None] * len(group.samples)\n")
     with pytest.raises(ValueError, match="prompt '0': only 0 of 4 samples have a total reward"):
-        filter_data(str(config), Path("none.jsonl"), [], Difficulty(4))
+        filter_data(str(config), Path("none.jsonl"), ["reward.0.use=./silent.py"], Difficulty(4))
 
 
 ODD = {
@@ -94,46 +83,35 @@ def test_what_no_file_can_say_is_refused_before_the_model_loads(prompt: str, con
         filter_data(str(config), Path("out.jsonl"), ["data={use='./odd.py'}", "policy.model=nowhere"], Difficulty(2))
 
 
-def red_png() -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (60, 40), "red").save(data, "PNG")
-    return data.getvalue()
-
-
-def messages(folder: Path) -> str:
-    inside = "data:image/png;base64," + base64.b64encode(red_png()).decode()
-    parts = [{"type": "image_url", "image_url": {"url": inside}}, {"type": "text", "text": "Which colour?"}]
-    (folder / "rows.jsonl").write_text(json.dumps({"id": "m", "messages": [{"role": "user", "content": parts}], "answer": "red"}))
-    return "rows.jsonl"
-
-
-def llava(folder: Path) -> str:
-    turns = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": "3"}]
-    (folder / "rows.json").write_text(json.dumps([{"id": "m", "image": "red.png", "conversations": turns}]))
-    return "rows.json"
-
-
-def coco(folder: Path) -> str:
-    found = {
-        "images": [{"id": 1, "file_name": "red.png", "width": 60, "height": 40}],
-        "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 29, 18], "iscrowd": 0}],
-        "categories": [{"id": 3, "name": "cat"}],
-    }
-    (folder / "rows.json").write_text(json.dumps(found))
-    return "rows.json"
-
-
-FILTERED = {
-    "messages": (messages, "qa_jsonl", {"question": "Which colour?", "answer": "red", "kind": "text"}),
-    "llava": (llava, "qa_jsonl", {"image": "red.png", "question": "How many?", "answer": "3", "kind": "number"}),
-    "coco": (coco, "grounding_jsonl", {"image": "red.png", "boxes": [{"bbox": [1, 2, 30, 20], "label": "cat"}]}),
+PARTS = [{"type": "image_url", "image_url": {"url": "RED"}}, {"type": "text", "text": "Which colour?"}]
+TURNS = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": "3"}]
+COCO = {
+    "images": [{"id": 1, "file_name": "red.png", "width": 60, "height": 40}],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 29, 18], "iscrowd": 0}],
+    "categories": [{"id": 3, "name": "cat"}],
 }
+FILTERED = {
+    "messages": (
+        [{"id": "m", "messages": [{"role": "user", "content": PARTS}], "answer": "red"}],
+        "qa_jsonl",
+        {"question": "Which colour?", "answer": "red", "kind": "text"},
+    ),
+    "llava": (
+        [{"id": "m", "image": "red.png", "conversations": TURNS}],
+        "qa_jsonl",
+        {"image": "red.png", "question": "How many?", "answer": "3", "kind": "number"},
+    ),
+    "coco": (COCO, "grounding_jsonl", {"image": "red.png", "boxes": [{"bbox": [1, 2, 30, 20], "label": "cat"}]}),
+}
+"""Layout -> what its file says, the data set that reads it, and entries of the line that is kept."""
 
 
 @pytest.mark.parametrize("layout", FILTERED)
 def test_other_peoples_layouts_are_kept_in_our_words(config: Path, layout: str, caplog: pytest.LogCaptureFixture):
-    write, data_set, line = FILTERED[layout]
-    words = [f"data.use={data_set}", f"data.path={write(config.parent)}"]
+    rows, data_set, line = FILTERED[layout]
+    red = "data:image/png;base64," + base64.b64encode(Path("red.png").read_bytes()).decode()
+    Path("rows.json").write_text(json.dumps(rows).replace("RED", red))
+    words = [f"data.use={data_set}", "data.path=rows.json"]
     Path("lucky.py").write_text("def lucky(group):\n    return [float(i % 2) for i in range(len(group.samples))]\n")
     with caplog.at_level("INFO", "mmrl.loading"):
         said = filter_data(str(config), Path("kept.jsonl"), words, Difficulty(2))
@@ -144,71 +122,52 @@ def test_other_peoples_layouts_are_kept_in_our_words(config: Path, layout: str, 
     # the prompts to filter, and those of the job that samples
     assert sum("is read as" in line for line in loading) == 2
     # what was kept is what the run had
-    [before], [after] = (load(data_set, "datasets")(path) for path in (words[1].partition("=")[2], "kept.jsonl"))
+    [before], [after] = (load(data_set, "datasets")(path) for path in ("rows.json", "kept.jsonl"))
     assert (after.text, after.answer, content_hash(after.media[0])) == (before.text, before.answer, content_hash(before.media[0]))
 
 
-R1 = {
-    "problem_id": 1,
-    "problem": "what?",
-    "data_type": "video",
-    "problem_type": "free-form",
-    "solution": "<answer>a</answer>",
-    "path": "a.mp4",
-}
+R1 = {"problem_id": 1, "problem": "what?", "data_type": "video", "path": "a.mp4"}
+R1 |= {"problem_type": "free-form", "solution": "<answer>a</answer>"}
 LAYOUTS = {
-    "r1.jsonl": (json.dumps(R1), "video_r1"),
     "r1.json": (json.dumps([R1]), "video_r1"),
-    "charades.txt": ("AO8RW 0.0 6.9##a person sits", "charades_sta"),
-    "captions.json": ('{"v_a": {"duration": 9, "timestamps": [[0, 1]], "sentences": ["a"]}}', "activitynet_captions"),
-    "clevrer.json": ('[{"video_filename": "a.mp4", "questions": []}]', "clevrer"),
-    "qa.csv": (
-        "video_id,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4\n1,2,3,4,q,a,0,CW,a,b,c,d,e\n",
-        "next_gqa",
-    ),
-    "prompts.txt": ("a red fox", "prompts"),
     "prompts.jsonl": ('{"prompt": "a red fox"}', "prompts"),
     "boxes.jsonl": ('{"image": "a.png", "question": "q", "box": [0, 0, 1, 1]}', "boxes"),
     "boxes.json": ('[{"image": "a.png", "prompt": "x", "question": "q", "bbox": [0, 0, 1, 1]}]', "boxes"),
-    "empty.jsonl": ("", None),
-    "broken.json": ("{", None),
-    "other.csv": ("a,b\n", None),
 }
+"""Beside those that tests/support/layout_files.py writes."""
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_are_recognised(tmp_path: Path, name: str):
     text, known = LAYOUTS[name]
     (tmp_path / name).write_text(text)
-    if known is None:
-        with pytest.raises(ValueError, match=r"has none of the layouts that are known|is not JSON"):
-            guess(tmp_path / name)
-        return
     assert guess(tmp_path / name).layout == known
     assert guess(tmp_path / name).data_set == ("grounding_jsonl" if known == "boxes" else known)
 
 
-def test_files_that_are_not_there_or_broken(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("look", "name", "text", "said"),
+    [
+        (guess, "empty.jsonl", "", "has none of the layouts that are known"),
+        (guess, "broken.json", "{", "is not JSON"),
+        (guess, "other.csv", "a,b\n", "has none of the layouts that are known"),
+        (lambda file: check(str(file), []), "broken.json", "{", "not JSON"),
+        (lambda file: check(str(file), []), "r1.jsonl", json.dumps(R1) + "\n", r"r1\.jsonl:1: video .*a\.mp4"),
+        (
+            lambda file: check(str(file), []),
+            "prompts.txt",
+            "a fox\na dog\na fox\n",
+            r"txt:3: the row says exactly what .*txt:1 says",
+        ),
+    ],
+    ids=["empty", "broken", "other", "check of a broken one", "a video that is not there", "a prompt twice"],
+)
+def test_what_is_wrong_with_a_file_is_said_by_its_name(look: Callable[[Path], object], name: str, text: str, said: str, tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        guess(tmp_path / "none.jsonl")
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ValueError, match="not JSON"):
-        check(str(tmp_path / "broken.json"), [])
-
-
-def test_a_file_of_the_video_task_is_checked_as_the_task_reads_it(tmp_path: Path):
-    (tmp_path / "r1.jsonl").write_text(json.dumps(R1) + "\n")
-    with pytest.raises(ValueError, match=r"r1\.jsonl:1: video .*a\.mp4"):
-        check(str(tmp_path / "r1.jsonl"), [])
-
-
-def test_duplicate_prompts_are_problems_of_a_check(tmp_path: Path):
-    (tmp_path / "prompts.txt").write_text("a fox\na dog\na fox\n")
-    with pytest.raises(ValueError, match=r"prompts\.txt:3: the row says exactly what prompts\.txt:1 says"):
-        check(str(tmp_path / "prompts.txt"), [])
-    (tmp_path / "prompts.txt").write_text("a fox\na dog\n")
-    said = check(str(tmp_path / "prompts.txt"), [])
-    assert "(read as prompts: " in said and "2 rows, 0 problems" in said
+        guess(tmp_path / name)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        look(tmp_path / name)
 
 
 def run(*words: str) -> str:
@@ -225,16 +184,16 @@ def test_the_commands_words(tmp_path: Path):
     file, words = str(tmp_path / "llava.json"), ["columns.conversations=chat"]
     out = str(tmp_path / "right.jsonl")
     said = run("check", file, *words, "--as", "llava", "--boxes", "xywh", "--fix", out)
-    assert (
-        "read as llava" in said and "1 rows written, 1 of 2 left out" in said and "1 x the conversation has .. questions" in said
-    )
+    assert "read as llava" in said and "1 rows written, 1 of 2 left out" in said and "1 x the conversation has .. quest" in said
     assert "read as boxes: a picture, a question and boxes in every row; guessed, --as NAME" in run("check", out)
     assert "1 rows, 0 problems" in run("check", out)
     assert json.loads(Path(out).read_text())["box"] == [8, 6, 16, 18]
     said = run("convert", file, str(tmp_path / "all.jsonl"), *words, "--turns", "each")
     assert "3 rows, 1 pictures" in said and "guessed, --as NAME says otherwise" in said
-    (tmp_path / "p.txt").write_text("a fox")
+    (tmp_path / "p.txt").write_text("a fox\na dog\n")
     assert "; as you say)" in run("check", str(tmp_path / "p.txt"), "--as", "prompts")
+    said = run("check", str(tmp_path / "p.txt"))
+    assert "(read as prompts: " in said and "2 rows, 0 problems" in said
 
 
 @pytest.mark.parametrize("name", ["boxes.jsonl", "prompts.jsonl"])
@@ -302,21 +261,15 @@ def shown(prompts: list[Prompt]) -> list[str]:
     return sorted([*clips, *map(content_hash, pictures)])
 
 
-def test_every_layout_is_in_the_list():
+def test_layouts_are_all_in_the_list_and_what_they_are_called(tmp_path: Path):
     assert layout_files.LAYOUTS.keys() == KNOWN.keys()
-
-
-def test_layouts_are_what_they_are_called(tmp_path: Path):
     for name, make in layout_files.LAYOUTS.items():
         (tmp_path / name / "media").mkdir(parents=True)
         assert guess(make(tmp_path / name)).layout == name
 
 
-def test_train_reads_it(case: Case):
+def test_train_and_check_read_it(case: Case):
     assert len(case.trained) == (2 if case.guess.layout != "refcoco_lmms" else 4)
-
-
-def test_check_reads_it(case: Case):
     assert "0 problems" in check(str(case.path), [], CheckOptions(image_root=case.root))
 
 
