@@ -57,7 +57,7 @@ def run(*words: str):
     return CliRunner().invoke(command.cache, words, catch_exceptions=False)
 
 
-def test_it_is_listed_with_sizes(folder: Path):
+def test_it_is_listed_with_sizes_and_cleared_by_name_or_as_a_whole(folder: Path):
     out = run("ls").output
     assert out.splitlines()[0] == str(folder)
     assert [line.split()[:3] for line in out.splitlines()[1:4]] == [
@@ -67,9 +67,6 @@ def test_it_is_listed_with_sizes(folder: Path):
     ]
     assert "3 entries, 6.0 kB, at most 5.0 GB (MMRL_CACHE_GB)" in out
     assert "holiday" not in out and "ba9876543210" not in out
-
-
-def test_it_is_cleared_by_name_or_as_a_whole(folder: Path):
     assert run("clear", "random-0.1.0").output == "removed 1 entries, 1.0 kB\n"
     assert names() == ["moving-digits-0123456789ab", "tiny-clips-0123456789ab"]
     assert run("clear").output == "removed 2 entries, 5.0 kB\n"

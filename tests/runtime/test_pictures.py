@@ -74,40 +74,13 @@ def test_the_first_of_several_frames_is_shown_and_the_others_are_noted(kind, tmp
 
 
 @pytest.mark.parametrize("mode", ["LA", "La", "PA"])
-def test_greys_and_palettes_with_alpha(mode):
+def test_greys_and_palettes_with_alpha_are_white_by_their_share(mode):
+    assert upright_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 51))).getpixel((0, 0)) == (204, 204, 204)
     picture = Image.new("PA" if mode == "PA" else "LA", (2, 1))
     if mode == "PA":
         picture.putpalette([7, 7, 7])
     picture.putpixel((1, 0), (0 if mode == "PA" else 7, 255))
     assert np.asarray(upright_rgb(picture.convert(mode)))[0].tolist() == [WHITE, [7, 7, 7]]
-
-
-def test_half_transparent_is_half_white():
-    assert upright_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 51))).getpixel((0, 0)) == (204, 204, 204)
-
-
-@pytest.mark.parametrize(
-    ("picture", "shown"),
-    [
-        (png(1, 0, b"\x40", b"\0\1"), [0, 255]),
-        (png(2, 0, b"\x60", b"\0\1"), [255, 170]),
-        (png(4, 0, b"\xf1", b"\0\1"), [255, 255]),
-        (png(8, 0, b"\x09\x07", b"\0\x07"), [9, 255]),
-        (png(16, 0, struct.pack(">2H", 1000, 25700), b"\x03\xe8"), [255, 100]),
-        (png(16, 2, struct.pack(">6H", 5, 6, 7, 25700, 25700, 25700), b"\0\5\0\6\0\7"), [0, 100]),
-    ],
-    ids=["1 bit", "2 bits", "4 bits", "8 bits", "16 bits", "RGB of 16 bits"],
-)
-def test_a_colour_that_stands_for_transparent(picture, shown):
-    assert np.asarray(upright_rgb(picture))[0, :, 0].tolist() == shown
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "JPEG2000", "PPM"])
-def test_a_ramp_of_16_bits_stays_a_ramp(kind):
-    ramp = np.linspace(0, 65535, 256).round().astype(np.uint16)[None].repeat(4, 0)
-    found = again(Image.fromarray(ramp), kind)
-    assert np.asarray(upright_rgb(found))[2, :, 1].tolist() == list(range(256))
-    assert notes_on(found) == ("pictures of 16 bits, shown in 8",)
 
 
 def tiff(bits: int, black: int, row: bytes) -> Image.Image:
@@ -119,9 +92,30 @@ def tiff(bits: int, black: int, row: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
-def test_a_tiff_says_itself_what_is_white():
-    assert np.asarray(upright_rgb(tiff(12, 1, b"\xff\xf0\x00")))[0, :, 0].tolist() == [255, 0]
-    assert np.asarray(upright_rgb(tiff(16, 0, struct.pack("<2H", 0, 65535))))[0, :, 0].tolist() == [255, 0]
+@pytest.mark.parametrize(
+    ("picture", "shown"),
+    [
+        (png(1, 0, b"\x40", b"\0\1"), [0, 255]),
+        (png(2, 0, b"\x60", b"\0\1"), [255, 170]),
+        (png(4, 0, b"\xf1", b"\0\1"), [255, 255]),
+        (png(8, 0, b"\x09\x07", b"\0\x07"), [9, 255]),
+        (png(16, 0, struct.pack(">2H", 1000, 25700), b"\x03\xe8"), [255, 100]),
+        (png(16, 2, struct.pack(">6H", 5, 6, 7, 25700, 25700, 25700), b"\0\5\0\6\0\7"), [0, 100]),
+        (tiff(12, 1, b"\xff\xf0\x00"), [255, 0]),
+        (tiff(16, 0, struct.pack("<2H", 0, 65535)), [255, 0]),
+    ],
+    ids=["1 bit", "2 bits", "4 bits", "8 bits", "16 bits", "RGB of 16 bits", "0 is black", "0 is white"],
+)
+def test_a_colour_that_stands_for_transparent_and_what_a_tiff_says_is_white(picture, shown):
+    assert np.asarray(upright_rgb(picture))[0, :, 0].tolist() == shown
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "JPEG2000", "PPM"])
+def test_a_ramp_of_16_bits_stays_a_ramp(kind):
+    ramp = np.linspace(0, 65535, 256).round().astype(np.uint16)[None].repeat(4, 0)
+    found = again(Image.fromarray(ramp), kind)
+    assert np.asarray(upright_rgb(found))[2, :, 1].tolist() == list(range(256))
+    assert notes_on(found) == ("pictures of 16 bits, shown in 8",)
 
 
 @pytest.mark.parametrize(("kind", "word"), [(np.float32, "floats"), (np.int32, "integers")])
