@@ -113,11 +113,14 @@ def test_a_shipped_plug_in_speaks_for_itself():
     assert "length.py" not in sentence(caught.value)
 
 
-def test_messages_are_cut():
+def test_messages_and_warnings_are_cut_and_written_out(capsys: pytest.CaptureFixture[str]):
     assert len(sentence(ValueError("x" * 1_000_000))) < 2000
     assert len(brief("\n".join(["a line"] * 10_000)).splitlines()) == 101
     cut = sentence(ValueError("a" + "x" * 5000 + "z"))
     assert cut.startswith("a") and "characters left out) ..." in cut and "z (" in cut
+    OnTerminal().emit(logging.LogRecord("mmrl", logging.WARNING, "", 0, "x\x1b[2J" + "y" * 10_000, None, None))
+    written = capsys.readouterr().err
+    assert "\x1b" not in written and 1000 < len(written) < 2000
 
 
 @pytest.mark.parametrize("escape", ESCAPES)
@@ -125,11 +128,10 @@ def test_control_characters_are_written_out_and_no_line_can_be_written_over(esca
     text = printable(f"a{escape}\tb\nc")
     assert text.isascii() and "\tb\nc" in text and "\\" in text
     assert sentence(ValueError(f"a{escape}b")).isprintable()
-
     assert printable("an answer\rmmrl: all is well\r\n") == "an answer\\rmmrl: all is well\r\n"
 
 
-def test_tables_and_lines_show_texts_as_they_are(capsys: pytest.CaptureFixture[str]):
+def test_tables_lines_and_the_progress_bar_show_texts_as_they_are(capsys: pytest.CaptureFixture[str]):
     console = Terminal(stderr=True)
     grid = Table("[/b]\x1b[2J")
     grid.add_row("[/i]\x1b]0;title\x07")
@@ -139,21 +141,12 @@ def test_tables_and_lines_show_texts_as_they_are(capsys: pytest.CaptureFixture[s
     assert "\x1b" not in written and "\x07" not in written
     for text in ("[/b]\\x1b[2J", "[/i]\\x1b]0;title\\x07", "[red]x"):
         assert text in written
-
-
-def test_names_of_rewards_are_no_markup_in_the_progress_bar(capsys: pytest.CaptureFixture[str]):
     progress = Progress(3, 4)
     progress.after_step(1, {"reward/[b]\x1b[2J": 1.0, "reward/b": 2.0, "time/step_s": 1.0}, None)
     written = capsys.readouterr().err
     assert "[b]\\x1b[2J 1" in written and "\x1b" not in written
     column = next(c for c in progress.bar.columns if isinstance(c, TextColumn) and "description" in c.text_format)
     assert "[b]" in str(column.render(progress.bar.tasks[0]))
-
-
-def test_warnings_are_cut_and_written_out(capsys: pytest.CaptureFixture[str]):
-    OnTerminal().emit(logging.LogRecord("mmrl", logging.WARNING, "", 0, "x\x1b[2J" + "y" * 10_000, None, None))
-    written = capsys.readouterr().err
-    assert "\x1b" not in written and 1000 < len(written) < 2000
 
 
 class Stream(io.StringIO):
@@ -203,7 +196,7 @@ def test_a_terminal_that_is_gone_does_not_stop_a_run(tmp_path: Path):
     file.close()
 
 
-def test_what_takes_a_moment_is_told_while_it_lasts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_takes_a_moment_is_told_while_it_lasts_and_what_is_quick_is_not(monkeypatch, caplog: pytest.LogCaptureFixture):
     told = threading.Event()
 
     class Listener(logging.Handler):
@@ -221,9 +214,6 @@ def test_what_takes_a_moment_is_told_while_it_lasts(monkeypatch: pytest.MonkeyPa
             assert told.wait(60), "it is told before it ends"
     finally:
         module.log.removeHandler(listener)
-
-
-def test_what_is_quick_is_not_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
     caplog.set_level("INFO", logger="mmrl.loading")
     monkeypatch.setattr(module.log, "propagate", True)

@@ -47,14 +47,11 @@ def test_bodies_without_an_end_are_not_read_to_it(chunked: bool):
         assert httpx.get(f"{url}/health").status_code == 200
 
 
-def test_a_body_that_waits_to_be_asked_for_is_not_asked_for():
+def test_bodies_that_nobody_wants_are_not_asked_for_and_small_ones_do_not_cost_the_answer():
     with serving(token=TOKEN, length=length) as url, connect(url) as sender:
         sender.sendall(head("POST", "/v1/score/length", "Content-Length: 100000", "Expect: 100-continue", token=None))
         answer = read_all(sender)
     assert answer.startswith(b"HTTP/1.1 401") and b"100 Continue" not in answer
-
-
-def test_a_small_body_too_many_does_not_cost_the_answer():
     with serving(ServerLimits(max_body_mb=0.5), TOKEN, length=length) as url:
         for path, code in (("/v1/score/length", 413), ("/v1/score/nobody", 404), ("/elsewhere", 404)):
             found = httpx.post(url + path, content=b"\0" * 2**20, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -197,7 +194,7 @@ def post(url: str, group: Group, **headers: str) -> httpx.Response:
     return httpx.post(url, content=wire.pack_group(group), headers=headers, timeout=60)
 
 
-def test_a_small_file_that_unfolds_to_a_huge_picture_is_refused(tmp_path: Path):
+def test_small_files_that_unfold_and_bodies_without_a_length_have_the_same_limits(tmp_path: Path):
     bomb = tmp_path / "bomb.png"
     Image.new("1", (3000, 3000)).save(bomb)
     assert bomb.stat().st_size < 5000
@@ -207,9 +204,6 @@ def test_a_small_file_that_unfolds_to_a_huge_picture_is_refused(tmp_path: Path):
         grey = post(f"{url}/v1/score/length", group_of("a", image=Image.new("L", (1001, 1000))))
         assert grey.status_code == 413 and "1001000 pixels" in grey.text
         assert post(f"{url}/v1/score/length", group_of("a", image=Image.new("L", (1000, 1000)))).status_code == 200
-
-
-def test_a_body_that_does_not_say_its_length_has_the_same_limit():
     with serving(ServerLimits(max_body_mb=1.0), length=length) as url:
         chunked = httpx.post(f"{url}/v1/score/length", content=(b"\0" * 2**18 for _ in range(20)))
         assert chunked.status_code == 413 and "max_body_mb = 1" in chunked.text
@@ -306,13 +300,10 @@ def test_other_servers_are_told_before_training(code: int, body: bytes, message:
         RemoteReward(f"{server.url}/length").connect(wait_s=2.0)
 
 
-def test_nonsense_in_the_middle_of_a_run_is_a_failure_and_no_score():
+def test_servers_that_talk_nonsense_or_nothing_amid_a_run_are_failures_and_no_scores():
     said = answers(200, b"<html>Maintenance</html>")
     with rude(said) as server, pytest.raises(RemoteRewardError, match="no reply of a reward server"):
         RemoteReward(f"{server.url}/length").score(group_of("a"))
-
-
-def test_a_server_that_stays_silent_is_given_up_in_time():
     with rude(hears_nothing) as server:
         with pytest.raises(ValueError, match="does not answer"):
             RemoteReward(f"{server.url}/length").connect(wait_s=0.3)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -97,14 +97,12 @@ def brightness(group: Group) -> list[float]:
 FUNCTIONS = {f.__name__: f for f in (length, slow_length, odd, named, broken, short, brightness)} | {"pointwise": Pointwise()}
 
 
-@contextmanager
 def serving(
     limits: ServerLimits = ServerLimits(), token: str | None = None, **functions: Callable[[Group], Any]
-) -> Iterator[str]:
-    """The base URL of a server in a thread."""
+) -> AbstractContextManager[str]:
+    """A server in a thread: its base URL."""
     served = {name: Served(name, function, "f1") for name, function in (functions or FUNCTIONS).items()}
-    with in_thread(served, limits, token) as url:
-        yield url
+    return in_thread(served, limits, token)
 
 
 @pytest.fixture(scope="module")
@@ -121,24 +119,24 @@ def test_served_and_local_scores_are_equal(base: str):
         assert asyncio.run(remote(group)) == length(group)
 
 
-def test_none_nan_and_parts_come_back_as_the_reward_gave_them(base: str):
+def test_pixels_arrive_and_none_nan_and_parts_come_back_as_the_reward_gave_them(base: str):
     first, second, third = RemoteReward(f"{base}/odd").score(group_of("a", "b", "c"))
     assert first is None
     assert isinstance(second, float) and math.isnan(second)
     assert third == Scored(0.5, {"half": 0.5})
     assert RemoteReward(f"{base}/named").score(group_of("a")) == [Scored(1.25, {"right": 1.0, "short": 0.25})]
-
-
-def test_pixels_arrive(base: str):
     image = Image.fromarray(np.full((6, 9, 3), 77, np.uint8))
     assert RemoteReward(f"{base}/brightness").score(group_of("a", image=image)) == [77.0]
 
 
-def test_a_reward_that_raises_is_told_from_a_broken_server(base: str):
+def test_a_reward_that_raises_or_changes_is_told_from_a_broken_server(base: str):
     with pytest.raises(RemoteRewardError, match="ZeroDivisionError: by design"):
         RemoteReward(f"{base}/broken").score(group_of("a"))
     with pytest.raises(RemoteRewardError, match="answered 1 values for 2 samples"):
         RemoteReward(f"{base}/short").score(group_of("a", "b"))
+    remote = replace(RemoteReward(f"{base}/length").connect(), fingerprint="another")
+    with pytest.raises(RewardUnavailableError, match="now serves another version"):
+        remote.score(group_of("a"))
 
 
 def test_wrong_names_and_nobody_there_are_refused_before_training(base: str):
@@ -150,29 +148,20 @@ def test_wrong_names_and_nobody_there_are_refused_before_training(base: str):
         RemoteReward(f"http://127.0.0.1:{free_ports(1)}/length").connect(wait_s=0.2)
 
 
-def test_another_protocol_is_refused(base: str, monkeypatch: pytest.MonkeyPatch):
+def test_another_protocol_pickles_and_garbage_are_refused(base: str, monkeypatch: pytest.MonkeyPatch):
     body = wire.pack_group(group_of("a")).replace(b'protocol\\": 1', b'protocol\\": 9')
     response = httpx.post(f"{base}/v1/score/length", content=body)
     assert response.status_code == 400 and "protocol 9, this side 1" in response.text
     monkeypatch.setattr(RemoteReward, "_request", lambda *_: HttpResponse(200, {}, b'{"protocol": 9}'))
     with pytest.raises(ValueError, match="speaks protocol 9, this mmrl 1: install the same version"):
         RemoteReward(f"{base}/length").connect()
-
-
-def test_a_changed_reward_stops_the_run(base: str):
-    remote = replace(RemoteReward(f"{base}/length").connect(), fingerprint="another")
-    with pytest.raises(RewardUnavailableError, match="now serves another version"):
-        remote.score(group_of("a"))
-
-
-def test_pickles_and_garbage_are_refused(base: str):
     for body in (pickle.dumps({"a": 1}), b"", b"garbage" * 10):
         response = httpx.post(f"{base}/v1/score/length", content=body)
         assert response.status_code == 400
         assert "the body is" in response.text
 
 
-def test_limits_answer_413_with_the_limit(base: str):
+def test_limits_answer_413_with_the_limit_and_a_pointwise_group_is_cut_and_joined_in_order(base: str):
     image = Image.fromarray(np.zeros((64, 64, 3), np.uint8))
     with serving(ServerLimits(max_body_mb=0.01, max_pixels=100, max_samples=2)) as url:
         large = httpx.post(f"{url}/v1/score/length", content=b"x" * 20_000)
@@ -184,9 +173,6 @@ def test_limits_answer_413_with_the_limit(base: str):
             RemoteReward(f"{url}/length").score(group_of("a", "b", "c"))
         with pytest.raises(RewardUnavailableError, match="max_body_mb"):
             RemoteReward(f"{url}/brightness").score(group_of("a", image=image))
-
-
-def test_a_pointwise_group_is_cut_and_joined_in_order():
     with serving(ServerLimits(max_samples=2), pointwise=Pointwise()) as url:
         remote = RemoteReward(f"{url}/pointwise").connect()
         assert remote.score(group_of("a", "bb", "ccc", "dddd", "eeeee")) == [1.0, 2.0, 3.0, 4.0, 5.0]

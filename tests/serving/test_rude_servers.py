@@ -71,9 +71,7 @@ def test_attacks_on_clients_are_held(attacks: Sequence[Attack], words: str, leas
     ],
     ids=["judge", "reward"],
 )
-def test_busy_servers_are_asked_again_a_second_later(
-    module: ModuleType, call: Callable[[str], object], good: bytes, monkeypatch: pytest.MonkeyPatch
-):
+def test_busy_servers_are_asked_again_a_second_later(module: ModuleType, call: Callable[[str], object], good: bytes, monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(f"{module.__name__}.time.sleep", pauses.append)
     busy = [answers(code, b"busy", "Retry-After: 0") for code in (502, 503, 504, 429)]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -90,15 +91,11 @@ class Server:
         self.process.kill()
         self.process.wait()
 
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+    close = kill
 
 
 def test_a_killed_and_restarted_server_is_waited_for(spec: Path):
-    with ThreadPoolExecutor(1) as pool, Server(spec.parent, ENTRY, "mine") as server:
+    with ThreadPoolExecutor(1) as pool, closing(Server(spec.parent, ENTRY, "mine")) as server:
         remote = RemoteReward(server.url, deadline_s=60.0).connect(wait_s=60.0)
         assert remote.score(group_of("abc")) == [5.0]
         server.kill()
@@ -139,26 +136,6 @@ def test_the_server_runs_without_torch(spec: Path):
     assert done.stdout.split() == ["['mine']", "False"], done.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "serves nothing"),
-        ("[reward]\nuse = 'length'", "serves nothing: add a .\\[reward"),
-        ("prot = 1\n[[reward]]\nuse = './mine.py'", "prot is unknown.*port"),
-        ("[[reward]]\nuse = './mine.py'\nbonsu = 1", "reward.0.bonsu is unknown.*bonus"),
-        ("[[reward]]\nuse = './mine.py'\nbonus = 'x'", "bonus is 'x'"),
-        ("[[reward]]\nname = 'x'", "reward.0.use is missing"),
-        ("[[reward]]\nuse = './mine.py'\n[[reward]]\nuse = './mine.py'", "two rewards are called 'mine'"),
-        ("[[reward]]\nuse = 'iou'", "space"),
-        ("[[reward", "is not TOML"),
-    ],
-)
-def test_a_wrong_spec_is_named(text: str, message: str, spec: Path):
-    spec.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        serve.read_spec(spec)
-
-
 def test_a_signal_ends_the_program_and_its_files(tmp_path: Path):
     """A reward that would score for a minute does not hold the end up."""
     (tmp_path / "tmp").mkdir()
@@ -182,12 +159,26 @@ def test_a_signal_ends_the_program_and_its_files(tmp_path: Path):
     assert found == [503] and not list((tmp_path / "tmp").glob("mmrl-reward-*"))
 
 
-@pytest.mark.parametrize("kind", SPECS)
-def test_a_spec_that_cannot_be_meant_is_refused(
-    kind: str, spec: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    text, words = SPECS[kind]
-    (spec.parent / "mine.py").write_text(REWARDS)
+WRONG = {
+    "nothing": ("", ("serves nothing",)),
+    "one table": ("[reward]\nuse = 'length'", ("serves nothing: add a [[reward",)),
+    "an unknown key": ("prot = 1\n[[reward]]\nuse = './mine.py:Mine'", ("prot is unknown", "port")),
+    "an unknown setting": ("[[reward]]\nuse = './mine.py:Mine'\nbonsu = 1", ("reward.0.bonsu is unknown", "bonus")),
+    "a setting that is text": ("[[reward]]\nuse = './mine.py:Mine'\nbonus = 'x'", ("bonus is 'x'",)),
+    "no use": ("[[reward]]\nname = 'x'", ("reward.0.use is missing",)),
+    "a name twice": (
+        "[[reward]]\nuse = './mine.py:Mine'\n[[reward]]\nuse = './mine.py:Mine'",
+        ("two rewards are called 'Mine'",),
+    ),
+    "a setting that is missing": ("[[reward]]\nuse = 'iou'", ("space",)),
+    "no TOML": ("[[reward", ("is not TOML",)),
+}
+
+
+@pytest.mark.parametrize("kind", SPECS | WRONG)
+def test_a_spec_that_cannot_be_meant_is_refused(kind: str, spec: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    text, words = (SPECS | WRONG)[kind]
+    (spec.parent / "mine.py").write_text(MINE + REWARDS)
     spec.write_text(text)
     monkeypatch.setenv("MMRL_REWARD_TOKEN", TOKEN)
     with pytest.raises(ValueError) as refused:
@@ -242,7 +233,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "brightness.py").write_text(SLOW_BRIGHTNESS)
-    with Server(tmp_path, 'use = "./brightness.py"', "brightness") as running:
+    with closing(Server(tmp_path, 'use = "./brightness.py"', "brightness")) as running:
         yield running
 
 
@@ -329,7 +320,7 @@ def test_masks_are_scored_by_a_model_on_numpy_1(tmp_path: Path):
         0, Prompt("astronaut", answer=[polygon(ASTRONAUT), polygon(HELMET)]), tuple(Sample(image=picture) for picture in pictures)
     )
     entry = f'use = "{Path(__file__).with_name("person_mask.py")}"\nname = "people"'
-    with Server(tmp_path, entry, "people", str(ENVIRONMENT / "bin" / "python")) as server:
+    with closing(Server(tmp_path, entry, "people", str(ENVIRONMENT / "bin" / "python"))) as server:
         answers = RemoteReward(server.url).connect(wait_s=60.0).score(group)
     assert all(isinstance(answer, Scored) for answer in answers)
     scores = [answer.value for answer in answers if isinstance(answer, Scored) and answer.value is not None]

@@ -84,18 +84,12 @@ def test_shipped_scripts_are_those_that_launch_writes(file: Path):
     assert file.stat().st_mode & 0o111
 
 
-def test_a_port_that_is_taken_is_named():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+def test_a_port_that_is_taken_and_too_few_cards_are_told(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(
-            ValueError, match=f"port {port} of trainers is taken by another program: end that, or change cluster.port"
-        ):
+        said = f"port {port} of trainers is taken by another program: end that, or change cluster.port"
+        with pytest.raises(ValueError, match=said):
             launch(LaunchArguments(["tiny/image", f"cluster={{trainers=2, port={port}}}"]))
-
-
-def test_too_few_cards_are_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     with pytest.raises(ValueError, match=r"this node need 4 GPUs, and it shows 2 \(CUDA_VISIBLE_DEVICES=3,5\)"):
         launch(LaunchArguments(["tiny/image", "cluster={gpus_per_node=4, trainers=4, port=29517}"]))
@@ -132,9 +126,7 @@ def served(placement: Placement) -> str:
     return words[words.index("serve") + 1]
 
 
-def test_servers_beside_4_bits_read_a_folder_of_what_they_stand_for(
-    in_4_bits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_servers_beside_4_bits_read_a_folder_of_what_they_stand_for(in_4_bits: list[str], tmp_path: Path, monkeypatch, capsys):
     """A dry run names the folder and writes nothing; trainers go on with the model itself."""
     launch(LaunchArguments(in_4_bits, dry_run=True))
     said = capsys.readouterr().out
@@ -209,7 +201,7 @@ def test_one_node_of_eight_cards(tmp_path: Path, engine: str, spec: str):
     )
 
 
-def test_samplers_have_the_cards_after_their_trainers_which_starts_them():
+def test_samplers_have_the_cards_after_their_trainers_which_start_them_on_every_machine():
     words = ["cluster={gpus_per_node=4, samplers=2}"]
     placement = place(configs.load("tiny/flow", words), ["tiny/flow", *words], ["127.0.0.1"], shipped_folder("configs"))
     assert [(p.name, p.gpus, bool(p.words)) for p in placement.processes] == [
@@ -221,9 +213,6 @@ def test_samplers_have_the_cards_after_their_trainers_which_starts_them():
         "  sampler 0: GPU 1, started by its trainer, and again when it dies",
         "  sampler 1: GPU 2, started by its trainer, and again when it dies",
     ]
-
-
-def test_every_trainer_of_every_machine_has_samplers():
     words = ["cluster={nodes=2, gpus_per_node=6, trainers=4, samplers=2}", "prompts_per_step=4"]
     own = configs.load("tiny/flow", words)
     placement = place(own, ["tiny/flow", *words], ["a", "b"], shipped_folder("configs"))
@@ -317,14 +306,11 @@ def test_a_reward_that_remembers_has_one_server(tmp_path: Path):
     assert planned([*words, "cluster.nodes=1"]).servers_of(0), "one machine has one"
 
 
-def test_shards_are_accelerates():
+def test_one_trainer_needs_no_launcher_and_shards_are_accelerates():
+    assert planned([]).processes[0].words[1:] == ("-m", "mmrl", "train", "tiny/image")
     trainers = planned(["cluster={nodes=2, gpus_per_node=2, trainers=4, weights='shards'}"], ["a", "b"]).processes[1]
     words = " ".join(trainers.words)
     assert "accelerate/fsdp2.yaml --num_machines 2 --num_processes 4 --machine_rank 1 --main_process_ip a" in words
-
-
-def test_one_trainer_needs_no_launcher():
-    assert planned([]).processes[0].words[1:] == ("-m", "mmrl", "train", "tiny/image")
 
 
 @pytest.mark.parametrize(("hosts", "node"), [(["a"], 0), (["a", "b", "c"], 0), (["a", "b"], 2), (["a", "b"], -1)])
@@ -333,23 +319,20 @@ def test_hosts_and_nodes_are_as_many_as_the_config_says(hosts: list[str], node: 
         planned(["cluster={nodes=2, trainers=2}"], hosts, node)
 
 
+PODS = [{"JOBSET_NAME": "run", "JOB_COMPLETION_INDEX": index} for index in "01"]
+TASKS = {"VC_TRAIN_1_HOSTS": "j-train-1-0.j", "VC_TRAIN_0_HOSTS": "j-train-0-0.j"}
+SLURM = {"SLURM_JOB_NODELIST": "a,b"}
+
+
 @pytest.mark.parametrize(
     ("environ", "host", "expected"),
     [
         ({"SLURM_JOB_NODELIST": "gpu[08-09]", "SLURM_NODEID": "1"}, "", (["gpu08", "gpu09"], 1)),
         ({"SLURM_JOB_NODELIST": "a,b,c", "SLURM_STEP_NODELIST": "a,c", "SLURM_NODEID": "1"}, "", (["a", "c"], 1)),
         ({"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NODE_RANK": "0"}, "", (["10.0.0.1", "10.0.0.2"], 0)),
-        (
-            {"JOBSET_NAME": "run", "JOB_COMPLETION_INDEX": "1"},
-            "run-workers-0-1",
-            (["run-workers-0-0.run", "run-workers-0-1.run"], 1),
-        ),
-        ({"JOBSET_NAME": "run", "JOB_COMPLETION_INDEX": "0"}, "run-workers-1-0", (["run-workers-1-0.run"], 0)),
-        (
-            {"VC_TRAIN_1_HOSTS": "j-train-1-0.j", "VC_TRAIN_0_HOSTS": "j-train-0-0.j"},
-            "j-train-1-0",
-            (["j-train-0-0.j", "j-train-1-0.j"], 1),
-        ),
+        (PODS[1], "run-workers-0-1", (["run-workers-0-0.run", "run-workers-0-1.run"], 1)),
+        (PODS[0], "run-workers-1-0", (["run-workers-1-0.run"], 0)),
+        (TASKS, "j-train-1-0", (["j-train-0-0.j", "j-train-1-0.j"], 1)),
         (
             {f"VC_R_{i}_HOSTS": f"r-{i}.j" for i in (10, 2, 0, 1, 3, 4, 5, 6, 7, 8, 9)},
             "r-2",
@@ -388,17 +371,9 @@ def test_the_short_form_of_slurms_names(short: str, names: str):
 @pytest.mark.parametrize(
     ("environ", "host", "said"),
     [
-        (
-            {"JOBSET_NAME": "run", "JOB_COMPLETION_INDEX": "0"},
-            "run-workers-1-0",
-            r"pod run-workers-1-0 is of a further replica.*parallelism = completions = 2",
-        ),
-        (
-            {"SLURM_JOB_NODELIST": "a,b", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"},
-            "",
-            r"several tasks on this machine.*srun --ntasks-per-node=1",
-        ),
-        ({"SLURM_JOB_NODELIST": "a,b"}, "", r"SLURM_NODEID; SkyPilot: SKYPILOT_NODE_IPS.*JOBSET_NAME.*VC_\*_HOSTS.*PBS_NODEFILE"),
+        (PODS[0], "run-workers-1-0", r"pod run-workers-1-0 is of a further replica.*parallelism = completions = 2"),
+        (SLURM | {"SLURM_NODEID": "1", "SLURM_LOCALID": "1"}, "", r"several tasks on this machine.*srun --ntasks-per-node=1"),
+        (SLURM, "", r"SLURM_NODEID; SkyPilot: SKYPILOT_NODE_IPS.*JOBSET_NAME.*VC_\*_HOSTS.*PBS_NODEFILE"),
     ],
     ids=["pods that each count from 0", "several tasks on a machine", "no scheduler"],
 )

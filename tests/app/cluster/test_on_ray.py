@@ -133,9 +133,7 @@ def job(folder: Path, **more: Any) -> RayLaunch:
     return RayLaunch(cluster, ("tiny/image", "output='run'"), folder / "run")
 
 
-def run(
-    folder: Path, told: list[str], monkeypatch: pytest.MonkeyPatch, ends: Any, saved: Any, **more: Any
-) -> tuple[int, FakeRay]:
+def run(folder: Path, told: list[str], monkeypatch, ends: Any, saved: Any, **more: Any) -> tuple[int, FakeRay]:
     ray = FakeRay(ends, saved=saved)
     monkeypatch.setattr(RayLaunch, "newest", lambda self: ray.saved[0])
     return run_on_ray(job(folder, **more), told.append, ray), ray
@@ -162,20 +160,18 @@ def test_a_lost_machine_means_a_new_group_that_resumes(tmp_path: Path, told: lis
     assert resumed == [str(tmp_path / "run")] * 2 and not any("--resume" in words for words in ray.started[:2])
 
 
-def test_starts_are_counted(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_starts_are_counted_and_what_would_end_alike_is_not_started_again(tmp_path: Path, told: list[str], monkeypatch):
     code, ray = run(tmp_path, told, monkeypatch, [(None, 0), (None, 0)], [1, 2], restarts=1)
     assert code == 1 and len(ray.started) == 4 and told[-1] == "no start is left"
     assert told[1].startswith("machine 0 is gone; ")
-
-
-def test_what_would_end_alike_is_not_started_again(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch):
+    told.clear()
     code, ray = run(tmp_path, told, monkeypatch, [(0, 2), (0, 0)], [None, None])
     assert code == 2 and len(ray.started) == 2
     assert "machine 1 ended with exit code 2; the others ended in 0 s\n  last line of 1" in told[1]
     assert "no step was saved since the start" in told[2]
 
 
-def test_too_few_machines_are_told_with_what_is_free(tmp_path: Path, told: list[str]):
+def test_machines_that_are_too_few_or_whose_programs_do_not_begin_are_told(tmp_path: Path, told: list[str]):
     ray = FakeRay([(0, 0)], is_free=False)
     expected = (
         r"2 machine\(s\) with 1 CPU, 4 GPU each were not free in 5 s \(alive: host-0 has 8 CPU, 2 GPU; "
@@ -184,9 +180,6 @@ def test_too_few_machines_are_told_with_what_is_free(tmp_path: Path, told: list[
     with pytest.raises(ValueError, match=expected):
         run_on_ray(job(tmp_path, patience_s=5.0), told.append, ray)
     assert ray.log[-3:] == ["killed", "killed", "group removed"], "nothing keeps cards"
-
-
-def test_machines_whose_programs_do_not_begin_are_told_apart(tmp_path: Path, told: list[str]):
     with pytest.raises(ValueError, match=r"Ray lent 2 machine\(s\), and its programs on them did not begin in 5 s: look whether"):
         run_on_ray(job(tmp_path, patience_s=5.0), told.append, FakeRay([(0, 0)], is_stuck=True))
 
@@ -239,15 +232,11 @@ def test_keys_that_a_config_names_reach_the_machines(tmp_path: Path, told: list[
     assert ray.given["JUDGE_KEY"] == "sesame" and len(ray.given["FARM_KEY"]) == 48 and "OTHER_KEY" not in ray.given
 
 
-def test_a_dry_run_shows_the_bundles(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_a_dry_run_shows_the_bundles_and_what_ray_cannot_do_is_refused(capsys, tmp_path: Path, monkeypatch):
     assert launch(LaunchArguments([*WORDS, f"output='{tmp_path}/run'"], on="ray", dry_run=True)) == 0
     said = capsys.readouterr().out
-    assert said.startswith(
-        "ray: 2 bundle(s) of {CPU: 1, GPU: 4}, each on a machine of its own (STRICT_SPREAD)\nnode 0 (node-0)\n"
-    )
-
-
-def test_what_ray_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    bundles = "ray: 2 bundle(s) of {CPU: 1, GPU: 4}, each on a machine of its own (STRICT_SPREAD)"
+    assert said.startswith(f"{bundles}\nnode 0 (node-0)\n")
     own = [*WORDS, f"output='{tmp_path}/run'"]
     monkeypatch.setattr(on_ray, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
     for words, hosts, address, message in (

@@ -158,14 +158,11 @@ def test_a_judge_that_stays_down_ends_the_run_which_is_saved_first(tmp_path: Pat
     assert told[1].startswith("SIGTERM: the trainers are asked to save and end")
 
 
-def test_a_server_that_does_not_start_stops_the_launch(tmp_path: Path):
+def test_a_server_that_does_not_start_or_never_answers_stops_the_launch(tmp_path: Path):
     one, file = server(tmp_path, code="print('no such model'); raise SystemExit(7)"), tmp_path / "started"
     with pytest.raises(ValueError, match=r"engine 0 ended with exit code 7 before the trainers started.*\n  no such model"):
         watch([one], trainers("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", file), []).run()
     assert not file.exists()
-
-
-def test_a_server_that_never_answers_is_not_waited_for(tmp_path: Path):
     one = server(tmp_path, code="import time; time.sleep(600)")
     with pytest.raises(ValueError, match=r"did not answer within 0 s: look into the logs, or raise cluster\.patience_s"):
         watch([one], trainers("pass"), [], patience_s=0.01).run()
