@@ -1,13 +1,31 @@
-"""Schedules: which steps of a rollout are noisy and train, what that costs, and plans that are refused."""
+"""Schedules: which steps are noisy and train, at which noise levels and times, what that costs, and what is refused."""
 
+import inspect
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
 from mmrl.flow.dynamics import CPS, DPM2, ODE, FlowSDE, name_of
+from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Branching, Full, OneStep, RandomSubset, Tree, Window
+from mmrl.flow.sigmas import (
+    CLASSES,
+    KNOWN,
+    DynamicShift,
+    EmpiricalShift,
+    FlowSigmas,
+    LinearShift,
+    StaticShift,
+    spacing_of,
+    table_of,
+)
 from mmrl.flow.times import TimeSampler
 from tests.support.flow_costs import forwards
 
@@ -133,3 +151,179 @@ NONSENSE = [
 def test_plans_that_mean_nothing_are_refused(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+DDIMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler = (
+    getattr(import_module("diffusers"), name)
+    for name in ("DDIMScheduler", "DPMSolverMultistepScheduler", "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler")
+)
+
+
+def of(spacing, steps, tokens=None):
+    return spacing.sigmas(spacing.grid(steps), tokens)
+
+
+@pytest.mark.parametrize(("steps", "terminal"), [(4, None), (10, None), (28, None), (10, 0.1)])
+def test_static_shift_is_diffusers(steps, terminal):
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, shift_terminal=terminal)
+    scheduler.set_timesteps(steps)
+    spacing = spacing_of(dict(scheduler.config))
+    assert spacing == StaticShift(3.0, terminal=terminal)
+    torch.testing.assert_close(of(spacing, steps), scheduler.sigmas, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("terminal", [None, 0.02])
+def test_dynamic_shift_is_diffusers(terminal):
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, shift_terminal=terminal)
+    spacing = spacing_of(dict(scheduler.config))
+    assert isinstance(spacing, DynamicShift)
+    scheduler.set_timesteps(sigmas=np.linspace(1, 1 / 8, 8).tolist(), mu=spacing.mu(1000))
+    torch.testing.assert_close(of(spacing, 8, 1000), scheduler.sigmas, atol=2e-7, rtol=0)
+
+
+def test_dynamic_shift_without_the_size_of_the_picture_says_so():
+    with pytest.raises(ValueError, match="image tokens"):
+        of(DynamicShift(), 4)
+
+
+def test_one_step_cannot_end_at_two_sigmas():
+    spacing = DynamicShift(terminal=0.02)
+    with pytest.raises(ValueError, match="take 2 steps or more"):
+        spacing.sigmas(spacing.grid(1), 1024)
+    assert spacing.sigmas(spacing.grid(2), 1024).isfinite().all()
+
+
+def test_a_scheduler_with_other_sigmas_is_refused():
+    others = ["use_karras_sigmas", "invert_sigmas", "stochastic_sampling", "a_key_of_tomorrow"]
+    for name in others:
+        with pytest.raises(ValueError, match=f"scheduler has {name} = True, .* set schedule.spacing"):
+            spacing_of({"shift": 3.0, name: True})
+    flow = {"use_flow_sigmas": True, "flow_shift": 3.0, "use_dynamic_shifting": True, "shift_terminal": 0.1}
+    with pytest.raises(ValueError, match=r"use_dynamic_shifting = True, shift_terminal = 0\.1"):
+        spacing_of(flow)
+    with pytest.raises(ValueError, match="_class_name = FlowMatchHeunDiscreteScheduler"):
+        spacing_of({"shift": 3.0, "_class_name": "FlowMatchHeunDiscreteScheduler"})
+
+
+def test_every_key_of_the_schedulers_that_are_read_is_known():
+    """A key that diffusers adds fails here: it must be honoured, or found to be without effect, or refused."""
+    refused = {"invert_sigmas", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas"}
+    refused |= {"stochastic_sampling", "thresholding", "rescale_betas_zero_snr"}
+    for name in CLASSES:
+        keys = set(inspect.signature(getattr(import_module("diffusers"), name).__init__).parameters) - {"self", "args", "kwargs"}
+        assert keys <= KNOWN | refused, f"{name}: {sorted(keys - KNOWN - refused)}"
+
+
+@pytest.mark.parametrize("spacing", [StaticShift(3.0), StaticShift(1.0), LinearShift(3.0), DynamicShift()], ids=str)
+def test_sigmas_fall_from_one_to_zero(spacing):
+    sigmas = of(spacing, 9, 1024)
+    assert sigmas[0] == 1 and sigmas[-1] == 0 and len(sigmas) == 10
+    assert (sigmas[1:] < sigmas[:-1]).all() and sigmas.dtype == torch.float32
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 6.0])
+@pytest.mark.parametrize(("listed", "dtype"), [("float32", torch.float32), ("float64", torch.float64)])
+def test_a_listed_even_grid_is_diffusers_bit_for_bit(shift: float, listed: Any, dtype: torch.dtype):
+    scheduler, spacing = FlowMatchEulerDiscreteScheduler(shift=shift), LinearShift(shift, listed)
+    for steps in range(1, 61):
+        scheduler.set_timesteps(sigmas=torch.linspace(1.0, 1 / steps, steps, dtype=dtype).tolist())
+        assert torch.equal(of(spacing, steps), scheduler.sigmas)
+
+
+def test_respacing_divides_the_rest_of_the_grid():
+    plan = RolloutPlan((StepPlan(),) * 3, LinearShift(1.0), grid_steps=5, respaced_from=1)
+    torch.testing.assert_close(plan.sigmas(StaticShift()), torch.tensor([1, 0.8, 0.4, 0]))
+
+
+def test_a_plan_without_spacing_takes_the_models():
+    plan = Window(10, 3).at(0)
+    assert torch.equal(plan.sigmas(LinearShift(2.0)), of(LinearShift(2.0), 10))
+
+
+@pytest.mark.parametrize("steps", [4, 28])
+@pytest.mark.parametrize("tokens", [64, 4096, 4301])
+def test_flux2s_shift_is_its_pipelines(steps: int, tokens: int):
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    mu = compute_empirical_mu(tokens, steps)
+    scheduler.set_timesteps(sigmas=[1 - i / steps for i in range(steps)], mu=mu)
+    torch.testing.assert_close(of(EmpiricalShift(), steps, tokens), scheduler.sigmas, atol=1e-6, rtol=0)
+    # with another number of steps on the same grid mu stays that of the grid
+    plan = RolloutPlan((StepPlan(),) * 3, EmpiricalShift(), grid_steps=steps, respaced_from=1)
+    torch.testing.assert_close(plan.sigmas(LinearShift(), tokens)[:2], of(EmpiricalShift(), steps, tokens)[:2])
+    with pytest.raises(ValueError, match="number of image tokens"):
+        of(EmpiricalShift(), steps)
+
+
+@pytest.mark.parametrize(("solver", "start"), [(UniPCMultistepScheduler, 1.0), (DPMSolverMultistepScheduler, 0.999)])
+def test_flow_sigmas_are_those_of_the_multistep_schedulers(solver: type, start: float):
+    scheduler = solver(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    scheduler.set_timesteps(10)
+    spacing = spacing_of({**scheduler.config, "_class_name": solver.__name__})
+    assert isinstance(spacing, FlowSigmas) and spacing.start == pytest.approx(start)
+    torch.testing.assert_close(of(spacing, 10), scheduler.sigmas, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("start", [1.0, 0.999])
+def test_a_table_that_starts_just_below_one_has_the_noise_of_one_that_starts_there(start: float):
+    """Without this the first deviation would be 7 to 130 instead of 0.7."""
+    sigmas = of(FlowSigmas(3.0, start), 10)
+    at_one = torch.cat([torch.ones(1), sigmas[1:]])
+    first = torch.zeros(1, dtype=torch.long)
+    found, expected = (FlowSDE(0.7).deviation(table, first) for table in (sigmas, at_one))
+    torch.testing.assert_close(found, expected, atol=0, rtol=0.01)
+    assert 0.4 < float(found) < 0.9
+
+
+@pytest.mark.parametrize("steps", [3, 4, 50])
+@pytest.mark.parametrize("placing", ["leading", "trailing"])
+def test_the_table_of_noise_levels_is_ddims(steps: int, placing: str):
+    scheduler = DDIMScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        set_alpha_to_one=False,
+        steps_offset=1,
+        timestep_spacing=placing,
+    )
+    scheduler.set_timesteps(steps)
+    table = table_of(scheduler.config)
+    sigmas = of(table, steps)
+    assert torch.equal(table.times_of(sigmas[:-1]), scheduler.timesteps)
+    signal = torch.cat([scheduler.alphas_cumprod[scheduler.timesteps], scheduler.final_alpha_cumprod[None]]).sqrt()
+    noise = (1 - signal**2).sqrt()
+    torch.testing.assert_close(sigmas, noise / (signal + noise))
+    if steps == 4 and placing == "leading":
+        assert sigmas[0] == pytest.approx(0.80, abs=0.01) and sigmas[-1] == pytest.approx(0.028, abs=0.001)
+    with pytest.raises(ValueError, match="1001 denoising steps are more than the 1000 times"):
+        table.grid(1001)
+
+
+EVEN = of(StaticShift(3.0), 10)
+
+
+def draws(sampler, count=50):
+    return torch.stack([sampler.draw(EVEN, generator_of(i)) for i in range(count)])
+
+
+def test_rollout_times_are_a_choice_without_repetition():
+    for row in draws(TimeSampler("rollout", 9)):
+        assert set(row.tolist()) < set(EVEN[:-1].tolist()) and len(set(row.tolist())) == 9
+
+
+def test_more_times_than_steps_are_refused():
+    with pytest.raises(ValueError, match="10 steps"):
+        TimeSampler("rollout", 11).draw(EVEN, generator_of(0))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "logit_normal", "discrete", "discrete_with_init", "discrete_wo_init"])
+def test_every_sample_has_one_time_per_stratum(kind):
+    sampler = TimeSampler(kind, 4, reach=0.9)
+    low, high = (sampler.strata(EVEN, torch.full((4,), u)) for u in (0.0, 0.999))
+    ordered = draws(sampler).sort(dim=1, descending=True).values
+    assert (ordered <= low + 1e-6).all() and (ordered >= high - 1e-6).all()
+    assert ((ordered > 0) & (ordered <= 1)).all()
+
+
+def test_first_index_is_forced_or_left_out():
+    assert (draws(TimeSampler("discrete_with_init", 3, reach=0.9)) == 1).any(1).all()
+    assert not (draws(TimeSampler("discrete_wo_init", 3, reach=0.9)) == 1).any()
