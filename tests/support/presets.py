@@ -11,7 +11,7 @@ WITH_SOUND = {name for name, algorithm in PRESETS.items() if isinstance(algorith
 """They need clips with sound: tests/app/modality/test_clips.py, tests/evidence/sounds.py."""
 FLOW = {name: one for name, one in PRESETS.items() if one.schedule is not None and name not in {*BY_PIXELS, *WITH_SOUND}}
 WITH_TEACHERS = {name for name, one in FLOW.items() if any(reading.model == "teacher" for reading in one.all_reads)}
-"""They need prompts that name an adapter: with real models in tests/policies/flow/test_teachers.py."""
+"""They need prompts that name an adapter: with real models in tests/policies/flow/test_learning.py."""
 VIDEO = {name: PRESETS[name] for name, (_, file) in documents().items() if file.stem == "video"}
 """On prompts with clips."""
 DISTILLED = {
