@@ -76,13 +76,6 @@ def test_both_decoders_give_the_same_bytes(files, name):
     assert np.array_equal(by[0], by[1])
 
 
-def test_frames_by_rate_reach_from_the_first_to_the_last():
-    chosen = choose(timeline(even(41, 10.0), 4.1), Video("a.mp4"), FrameRule(fps=2.0))
-    # 8.2 frames are 8, 40 / 7 apart: 0, 5.7, 11.4, 17.1, 22.9, 28.6, 34.3, 40
-    assert chosen.indices == (0, 6, 11, 17, 23, 29, 34, 40)
-    assert (chosen.step, chosen.seconds) == (pytest.approx(4 / 7), 4.1)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_end_of_a_clip_is_shown_at_any_frame_rate(seed):
     times = uneven(60, seed)
