@@ -2,8 +2,12 @@
 
 import json
 import math
+import os
 import signal
+import sys
+from collections.abc import Iterator
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,6 @@ from mmrl.lab.arena.command import arena, half_width, is_clearly_better, standin
 from mmrl.lab.arena.contest import TASKS, Contest, check_prompts, contest_of, resolve_run
 from mmrl.lab.arena.lane import Lane, Point, Stint
 from mmrl.lab.arena.mixtures import best_mixture, fit, shares_of
-from tests.support import arena_runs
 from tests.support.each import for_each
 from tests.support.forked import run
 from tests.support.presets import BY_PIXELS, FLOW
@@ -197,6 +200,31 @@ def test_no_step_begins_that_would_pass_the_budget(tmp_path: Path, costs: list[f
     assert standings([lane], "eval/total", 8.0)[0].seconds == pytest.approx(used)
 
 
+REWARD = """
+def by_letters(group):
+    return [sum(sample.token_ids) % 97 / 97 for sample in group.samples]
+"""
+
+
+def small_contest(folder: Path) -> Contest:
+    """Of random weights; rewards are a number of a completion's tokens, so that there is something to learn."""
+    reward = folder.parent / "by_letters.py"
+    reward.write_text(REWARD, encoding="utf-8")
+    small = (
+        *("policy.sampling.max_new_tokens=6", "data.size=32", "evaluation.num_prompts=4", "evaluation.data.size=4"),
+        *("prompts_per_step=2", "algorithm.group_size=4", f"reward.0.use={str(reward)!r}"),
+    )
+    return Contest("grounding", ("grpo", "rloo"), 4.0, (0,), "tiny:qwen3_vl", marks=2, overrides=small)
+
+
+def ticks(kill_at: int | None = None) -> Iterator[float]:
+    """A clock by which every step costs one second, asked before and after; at this step of all the process kills itself."""
+    for tick in count():
+        if kill_at is not None and tick == 2 * kill_at + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield float((tick + 1) // 2)
+
+
 @pytest.mark.slow
 def test_a_contest_that_was_killed_goes_on_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -205,16 +233,16 @@ def test_a_contest_that_was_killed_goes_on_as_if_it_had_not_been(
 
     def said(folder: Path) -> str:
         """What the contest says in this process."""
-        clock = arena_runs.ticks(arena_runs.NEVER)
+        clock = ticks()
         monkeypatch.setattr(lane_module, "clock_of", lambda job: lambda: next(clock))
-        arena(arena_runs.contest(folder), folder)
+        arena(small_contest(folder), folder)
         return capsys.readouterr().err
 
     whole, broken = tmp_path / "one" / "whole", tmp_path / "two" / "broken"
     for folder in (whole, broken):
         folder.parent.mkdir()
     said(whole)
-    killed = run("-m", "tests.support.arena_runs", str(broken), "6")
+    killed = run("-m", "tests.lab.test_arena", str(broken), "6")
     assert killed.returncode == -signal.SIGKILL
     assert "2 runs (2 methods, 1 seeds) of 4 seconds: 8 s of training. Besides, 2 evaluations of 4 prompts" in killed.stderr
     assert [len(Lane(broken / name / "seed-0", name, 0).points()) for name in ("grpo", "rloo")] == [3, 2]
@@ -300,3 +328,14 @@ def test_the_verb_takes_runs_or_methods():
         arena(None, None, None)
     with pytest.raises(ValueError, match="--mixtures reads finished runs, and nothing else"):
         arena("grounding", None, None, mixtures="a,b")
+
+
+def main(folder: Path, kill_at: int) -> None:
+    """The contest that is killed, in a process of its own."""
+    clock = ticks(kill_at)
+    lane_module.clock_of = lambda job: lambda: next(clock)
+    arena(small_contest(folder), folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
