@@ -10,8 +10,9 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -80,58 +81,58 @@ KILLED = 9
 MOST = 500
 
 
-def state(step: int) -> dict[str, Any]:
-    weights = torch.full((1000,), float(step))
-    return {"index": step, "policy": {"w": weights}, "optimizer": {"m": -weights}}
+def state(value: int) -> dict[str, Any]:
+    weights = torch.full((1000,), float(value))
+    return {"index": value, "policy": {"w": weights}, "optimizer": {"m": -weights}}
 
 
-def die_at(number: int) -> None:
+def die_at(number: int, operations: Mapping[Any, Sequence[str]]) -> None:
     """Let this process end, as SIGKILL would end it, before its file operation of this number."""
-    count = 0
+    left = count(1)
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*given: Any, **named: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == number:
+            if next(left) == number:
                 os._exit(KILLED)
             return function(*given, **named)
 
         return run
 
-    for holder, names in OPERATIONS.items():
+    for holder, names in operations.items():
         for name in names:
             setattr(holder, name, counted(getattr(holder, name)))
 
 
-def save_and_die(folder: Path, number: int, step: int) -> int:
+def save_and_die(folder: Path, number: int, step: int, operations: Mapping[Any, Sequence[str]]) -> int:
     """Save a checkpoint of this step in a process that dies before an operation: its exit code."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            die_at(number)
-            Checkpoints(folder, keep=1).save(step, state(step), Ranks())
+            die_at(number, operations)
+            Checkpoints(folder, keep=1).save(step, state(10 + step), Ranks())
             code = 0
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def killed_at_every_operation(again: bool, folder: Path) -> str:
-    """Whatever the operation: a whole checkpoint is there, of the old step or the new one, and nothing half-written after it."""
-    first = folder / "first"
+def killed_at_every_operation(again: bool, folder: Path, operations: Mapping[Any, Sequence[str]] = OPERATIONS) -> str:
+    """Whatever the operation: a whole checkpoint is there, the old one or the new one, and nothing half-written beside it."""
+    first, step = folder / "first", 1 if again else 2
     Checkpoints(first, keep=1).save(1, state(1), Ranks())
     for number in range(1, MOST):
         place = Path(shutil.copytree(first, folder / f"at-{number}"))
-        code = save_and_die(place, number, 1 if again else 2)
+        code = save_and_die(place, number, step, operations)
         assert code in (0, KILLED), f"the save ended with {code} at operation {number}"
         found = Checkpoints(place, keep=1).recover()
         loaded = Checkpoints(place, keep=1).load()
-        step = loaded["index"]
-        assert step == found and step in (1, 2) and torch.equal(loaded["policy"]["w"], state(step)["policy"]["w"]), (
-            f"killed at operation {number}, step {step} was found, or weights of another"
-        )
+        value = loaded["index"]
+        is_whole = torch.equal(loaded["policy"]["w"], state(value)["policy"]["w"])
+        assert is_whole and (found, value) in ((1, 1), (step, 10 + step)), f"killed at operation {number}, {value} is at {found}"
+        assert code or value == 10 + step, "what was saved is not there"
+        lying = [path.name for path in place.iterdir() if path.suffix]
+        assert not lying, f"killed at operation {number}, {lying} is left"
         Checkpoints(place, keep=1).save(3, state(3), Ranks())
         left = sorted(path.name for path in place.iterdir())
         assert left == ["step-3"], f"killed at operation {number}, {left} is left after the next save"

@@ -3,7 +3,6 @@ import hashlib
 import os
 import resource
 import shutil
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from mmrl.training.checkpoints import save as checkpoint
 from mmrl.training.checkpoints.save import CheckpointError, Checkpoints, Pace, looks_whole
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Records
+from tests.attacks.disks import killed_at_every_operation
 from tests.support.fakes import prompts
 from tests.support.trainers import make_trainer, untimed, weights
 
@@ -176,40 +176,11 @@ def test_old_ones_go_only_when_the_new_one_is_whole_and_named(tmp_path: Path, mo
     assert order == ["step-2.partial", tmp_path.name, "delete True"] and checkpoints.steps() == [2]
 
 
-@pytest.mark.parametrize("step", [1, 2], ids=["same step again", "next step"])
-def test_a_kill_at_any_moment_of_a_write_leaves_a_whole_checkpoint(tmp_path: Path, step: int):
+@pytest.mark.parametrize("again", [True, False], ids=["same step again", "next step"])
+def test_a_kill_at_any_moment_of_a_write_leaves_a_whole_checkpoint(tmp_path: Path, again: bool):
     """The process dies before its nth sync, rename or removal, for every n, with one checkpoint kept."""
-    moments = 0
-    while True:
-        moments += 1
-        folder = tmp_path / str(moments)
-        Checkpoints(folder, keep=1).save(1, numbered(1), Ranks())
-        child = os.fork()
-        if child == 0:
-            left = [moments]
-
-            def counted(function: Any, left: list[int] = left) -> Any:
-                def call(*args: Any, **kwargs: Any) -> Any:
-                    left[0] -= 1
-                    if left[0] == 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return function(*args, **kwargs)
-
-                return call
-
-            os.fsync, os.rename, os.unlink = counted(os.fsync), counted(os.rename), counted(os.unlink)
-            Checkpoints(folder, keep=1).save(step, numbered(10 + step), Ranks())
-            os._exit(0)
-        survived = os.waitpid(child, 0)[1] == 0
-        newest = Checkpoints(folder).recover()
-        assert newest in (1, step)
-        found = Checkpoints(folder).load()
-        assert found["index"] in (newest, 10 + step) and float(found["policy"]["w"][0]) == found["index"]
-        assert [path.suffix for path in folder.iterdir()] == [""] * len(list(folder.iterdir())), "nothing is left lying about"
-        if survived:
-            assert found["index"] == 10 + step
-            break
-    assert moments > 9
+    moments = killed_at_every_operation(again, tmp_path, {os: ("fsync", "rename", "unlink")})
+    assert int(moments.removesuffix(" operations")) > 8
 
 
 class Held:
