@@ -8,13 +8,19 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, wraps
 from pathlib import Path
+from threading import RLock
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 MEMORY = 8 << 30
 LIMIT_S = 60.0
 LONGEST_MESSAGE = 2000
+P = ParamSpec("P")
+T = TypeVar("T")
+LOADING = RLock()
+"""Libraries fail where two threads load a model at once, and put a whole process on the meta device meanwhile."""
 OUTCOMES = Path(__file__).with_name("outcomes.toml")
 """Written by `make attack`."""
 
@@ -50,6 +56,18 @@ class Bomb:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Path.touch, (self.fuse,))
+
+
+def once(make: Callable[P, T]) -> Callable[P, T]:
+    """What attacks that run side by side share, made by the first that asks for it."""
+    made = cache(make)
+
+    @wraps(make)
+    def held(*given: P.args, **named: P.kwargs) -> T:
+        with LOADING:
+            return made(*given, **named)
+
+    return held
 
 
 def limit_memory() -> None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from pytest import MonkeyPatch
+
 from mmrl import Group, Prompt, Sample
 from mmrl.core.samples import Status
 from mmrl.engine.wire.client import EngineDownError
@@ -126,8 +128,8 @@ def keep_quiet(call: Call, script: Script, folder: Path) -> str:
 def wrong_key(value: str, folder: Path) -> str:
     """A key that no header can carry is refused where it is read, without being shown."""
     name = f"ATTACK_KEY_{abs(hash(value))}"
-    os.environ[name] = value
-    try:
+    with MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
         for make in (
             lambda: Endpoint("http://127.0.0.1:9/v1", "m", name),
             lambda: RemoteReward("http://127.0.0.1:9/length", token_env=name),
@@ -136,19 +138,14 @@ def wrong_key(value: str, folder: Path) -> str:
             assert isinstance(outcome, ValueError) and "sk-" not in str(outcome) and name in str(outcome), (
                 f"the outcome is {outcome!r}"
             )
-    finally:
-        del os.environ[name]
     return "refused"
 
 
 def stripped_key(folder: Path) -> str:
-    os.environ["ATTACK_KEY_LINE"] = f" {KEY}\r\n"
-    try:
-        with rude(answers(400, b"no")) as server:
-            outcome_of(lambda: judge.ask(Endpoint(server.url, "m", "ATTACK_KEY_LINE", retries=0), [Question("x")]))
-            (request,) = server.requests
-    finally:
-        del os.environ["ATTACK_KEY_LINE"]
+    with rude(answers(400, b"no")) as server, MonkeyPatch.context() as patch:
+        patch.setenv("ATTACK_KEY_LINE", f" {KEY}\r\n")
+        outcome_of(lambda: judge.ask(Endpoint(server.url, "m", "ATTACK_KEY_LINE", retries=0), [Question("x")]))
+        (request,) = server.requests
     assert f"Bearer {KEY}\r\n".encode() in request, "the key was not sent as it is"
     return "sent without the line end"
 

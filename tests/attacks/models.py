@@ -3,28 +3,26 @@
 import json
 import pickle
 import shutil
-import threading
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmrl.policies.flow.dry_run import load_meta
-from tests.attacks.attack import Attack, Bomb, refused
+from tests.attacks.attack import LOADING, Attack, Bomb, once, refused
 from tests.policies.flow.test_files import walk
 from tests.support.rude_servers import RUDE, rude
 
 Damage = Callable[[Path], object]
 """Does something to a model in a folder."""
-_LOCK = threading.Lock()
 Q, K = (f"model.layers.0.self_attn.{part}_proj.weight" for part in "qk")
 PART = "diffusion_pytorch_model.safetensors"
 SMALL = ("policy.model=./model", "output=run", "evaluation={}")
 TRAIN = {"text": ("train", "tiny/image", *SMALL), "flow": ("train", "tiny/flow", *SMALL)}
 
 
-@cache
-def _tiny(kind: str) -> Path:
+@once
+def whole(kind: str) -> Path:
     from mmrl.lab.models import tiny_model
 
     return tiny_model("tiny:sd3", "flow") if kind == "flow" else tiny_model("tiny:qwen2_5_vl")
@@ -32,13 +30,11 @@ def _tiny(kind: str) -> Path:
 
 def tiny(kind: str, folder: Path) -> Path:
     """A copy of a whole tiny model, to be damaged."""
-    with _LOCK:
-        whole = _tiny(kind)
-    return Path(shutil.copytree(whole, folder / "model"))
+    return Path(shutil.copytree(whole(kind), folder / "model"))
 
 
-@cache
-def _clip() -> tuple[bytes, bytes]:
+@once
+def whole_clip() -> tuple[bytes, bytes]:
     """The configuration of a tiny CLIP, and its weights."""
     import tempfile
 
@@ -114,7 +110,7 @@ def every_part(first: int, folder: Path) -> str:
 def adapter(kind: str, words: tuple[str, ...], damage: Damage, folder: Path) -> str:
     """Train from a damaged adapter."""
     tiny(kind, folder)
-    with _LOCK:
+    with LOADING:
         save_adapter(kind, folder / "model", folder / "adapter")
     damage(folder / "adapter")
     return refused([*TRAIN[kind], 'policy.lora={adapter = "./adapter"}'], words, folder)
@@ -159,8 +155,7 @@ def of_adapter(damage: Callable[[dict[str, Any]], object], folder: Path) -> None
 
 def clip(words: tuple[str, ...], damage: Damage, folder: Path) -> str:
     """Score a picture with a damaged CLIP."""
-    with _LOCK:
-        settings, weights = _clip()
+    settings, weights = whole_clip()
     (folder / "model").mkdir()
     (folder / "model/config.json").write_bytes(settings)
     (folder / "model/model.safetensors").write_bytes(weights)

@@ -6,18 +6,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from threading import Lock
 
-from tests.attacks.attack import Attack, expect_done, refused, run_mmrl
+from tests.attacks.attack import Attack, expect_done, once, refused, run_mmrl
 
 SMALL = ["steps=1", "evaluation.num_prompts=2", "data.size=8", "audit_steps=1"]
-LOCK = Lock()
-"""Attacks run side by side, and the run is trained once."""
 
 
-@cache
+@once
 def trained() -> Path:
     """A run of one step that every attack copies."""
     folder = Path(tempfile.mkdtemp(prefix="mmrl-attacked-"))
@@ -27,9 +24,7 @@ def trained() -> Path:
 
 
 def prepare(folder: Path) -> Path:
-    with LOCK:
-        source = trained()
-    return shutil.copytree(source, folder / "run")
+    return shutil.copytree(trained(), folder / "run")
 
 
 def damaged(damage: Callable[[Path], object], folder: Path) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -17,7 +16,7 @@ from mmrl.policies.shared.workers.crew import Crew, Restarts
 from mmrl.policies.shared.workers.remote import HEAD, NOTHING, Place, Remote, SamplingProcess, Slots, buffer_of
 from mmrl.runtime.repeating import Kernels
 from mmrl.training.stopping import TrainingStoppedError
-from tests.attacks.attack import Attack
+from tests.attacks.attack import LOADING, Attack
 
 STEPS = 4
 WORDS = [f"steps={STEPS}", "prompts_per_step=2", "evaluation.num_prompts=0", "policy.lora.rank=2", "optimizer.lr=0.1"]
@@ -28,8 +27,6 @@ CONFIGS = {
     "text": ("tiny/image", "policy.rollout_rows=8", f"reward.0.use={EVEN}"),
 }
 HERE = Place("", Kernels.now())
-LOADING = Lock()
-"""Libraries put a whole process on the meta device while they load a model."""
 Draw = Callable[..., Any]
 """What a sampler answers to a place, a version and what a chunk asks for."""
 Twist = Callable[..., Any]

@@ -3,14 +3,13 @@
 import json
 import shutil
 import subprocess
-import threading
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from tests.attacks import attack
-from tests.attacks.attack import Attack, Ended, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, Ended, expect_done, expect_sentence, once, run_mmrl
 from tests.attacks.data import pictures
 from tests.attacks.signals import end_of, start, wait_until
 
@@ -19,7 +18,6 @@ LIMIT_S = 180.0
 """Seconds of a run of two steps on a busy machine."""
 NO_MODEL, TINY = "policy.model=./no-model", "policy.model=tiny:qwen3_vl"
 SECRET = "the-secret-of-another-folder"
-_LOCK = threading.Lock()
 
 
 def chain(folder: Path, *words: str, model: str = NO_MODEL) -> Ended:
@@ -57,8 +55,8 @@ def pairs(rows: list[Any] | bytes, words: tuple[str, ...], folder: Path) -> str:
 GOOD = {"chosen": "yes", "rejected": "no", "answer": "yes"}
 
 
-@cache
-def _whole() -> Path:
+@once
+def whole() -> Path:
     folder = Path(mkdtemp(prefix="mmrl-attack-chain-"))
     expect_done(chain(folder, "stage.1.steps=2", model=TINY), "report:")
     # as if it had been killed before its last step
@@ -68,8 +66,7 @@ def _whole() -> Path:
 
 def resumed(words: tuple[str, ...], said: tuple[str, ...], folder: Path) -> str:
     """A chain that was cut in its second stage goes on with other settings."""
-    with _LOCK:
-        run = shutil.copytree(_whole(), folder / "run")
+    run = shutil.copytree(whole(), folder / "run")
     ended = run_mmrl(["train", "--resume", str(run), *words], folder, LIMIT_S)
     return expect_sentence(ended, *said) if said else expect_done(ended, "continuing")
 

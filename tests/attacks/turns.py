@@ -4,12 +4,12 @@ import resource
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.attacks.attack import Attack, Ended, expect_done, expect_sentence, run_mmrl
+from tests.attacks.attack import Attack, Ended, expect_done, expect_sentence, once, run_mmrl
 from tests.support.shelves import foreign_module
 
 TOKEN = "hf_0123456789attacked"
@@ -27,10 +27,9 @@ from mmrl import Observation
 TURNS, MOST_MEMORY = 3, 2 << 30
 LARGEST_SAMPLE = 200_000
 """Characters of all that a sample's observations say."""
-_LOCK = threading.Lock()
 
 
-@cache
+@once
 def tiny() -> Path:
     from mmrl.lab.models import tiny_model
 
@@ -46,13 +45,11 @@ def play(environment: Any, words: str = "", where: str = "thread", timeout_s: fl
     from tests.support.text_policies import picture
     from tests.support.worlds import player
 
-    with _LOCK:
-        folder = tiny()
     limits = Limits(turns=TURNS, timeout_s=timeout_s)
     runner = WorldRunner(environment, limits, WorldCalling(where=where, workers=2))  # type: ignore[arg-type]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        rollouts = player(str(folder), runner).rollout([Request(Prompt("p", "Where?", (picture(3),)), rows, 0, seed=1)])
+        rollouts = player(str(tiny()), runner).rollout([Request(Prompt("p", "Where?", (picture(3),)), rows, 0, seed=1)])
     finally:
         runner.end()
     samples = rollouts.groups[0].samples

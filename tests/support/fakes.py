@@ -258,10 +258,7 @@ class FakeTextPolicy(OfNets):
         if scope == "batch":
             yield batch
             return
-        ids = batch.rollouts.group_ids
-        units = ids if scope == "group" else torch.arange(len(batch))
-        for chosen in units.unique().split(max(1, micro_batch // self.length)):
-            yield batch.take(torch.isin(units, chosen).nonzero()[:, 0])
+        yield from in_units(batch, scope, micro_batch // self.length)
 
     def join(self, traces: Sequence[Trace]) -> Steps:
         steps = [trace for trace in traces if isinstance(trace, Steps)]
@@ -277,6 +274,13 @@ class FakeTextPolicy(OfNets):
         for follower, leader in (("previous", "start"), ("start", "policy"), *([("ref", "policy")] if rebase else [])):
             for slow, live in zip(self.nets[follower].parameters(), self.nets[leader].parameters(), strict=True):
                 slow.copy_(live)
+
+
+def in_units(batch: Batch, scope: Scope, most: int) -> Iterator[Batch]:
+    """Parts of so many groups each, or of so many rows."""
+    units = batch.rollouts.group_ids if scope == "group" else torch.arange(len(batch))
+    for chosen in units.unique().split(max(1, most)):
+        yield batch.take(torch.isin(units, chosen).nonzero()[:, 0])
 
 
 def warmed(logprobs: Tensor, requests: Sequence[Request]) -> Tensor:

@@ -18,7 +18,7 @@ from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
 from mmrl.policies.flow.policy import plan_of
 from mmrl.runtime.tensors import pad_actions
-from tests.support.fakes import OfNets
+from tests.support.fakes import OfNets, in_units
 
 OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "pull", "dt", "sigma", "origin", "target_velocity"})
 TARGETS = ((1.0, 1.0), (-1.0, 1.0), (0.0, -1.0))
@@ -163,9 +163,7 @@ class FakeFlowPolicy(OfNets):
                 for start in range(0, width, long):
                     yield batch.take(rows, slice(start, start + long))
             return
-        units = batch.rollouts.group_ids if scope == "group" else torch.arange(len(batch))
-        for chosen in units.unique().split(max(1, micro_batch // width)):
-            yield batch.take(torch.isin(units, chosen).nonzero()[:, 0])
+        yield from in_units(batch, scope, micro_batch // width)
 
     def join(self, traces: Sequence[Trace]) -> FlowTrace:
         parts = [trace for trace in traces if isinstance(trace, FlowTrace)]

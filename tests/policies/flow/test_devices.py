@@ -14,8 +14,8 @@ from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.loading import check_attention_backend
 from mmrl.policies.flow.net import Uploads, send_home
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, switch_tf32
+from tests.support.devices import META, SecondDevice
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests, trace_of
-from tests.support.second_device import META, SecondDevice
 
 
 def on_second_device(policy: FlowPolicy) -> FlowPolicy:

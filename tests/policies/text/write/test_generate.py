@@ -28,8 +28,7 @@ from mmrl.policies.text.write.generate import (
     noise,
 )
 from mmrl.training.collect import merge_rollouts
-from tests.support.host_looks import host_looks
-from tests.support.second_device import META, SecondDevice
+from tests.support.devices import META, SecondDevice, host_looks
 from tests.support.text_policies import (
     FAMILIES,
     FP32_BOUND,

@@ -31,9 +31,9 @@ from mmrl.policies.text.settings import EngineConfig, QuantizedSettings
 from mmrl.policies.text.write import generate
 from mmrl.policies.text.write.generate import Generation, bare
 from mmrl.runtime.blame import UnavailableError
+from tests.support.devices import host_looks
 from tests.support.each import for_each
 from tests.support.faults import Fault, message_of
-from tests.support.host_looks import host_looks
 from tests.support.text_policies import FP32_BOUND, gap, ids_of, make, picture, prompts, text_trace
 from tests.support.worlds import Inline, branch_of, looking, player
 
