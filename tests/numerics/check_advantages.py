@@ -38,7 +38,7 @@ from mmrl.algorithms.statistics import uncertainty
 from mmrl.algorithms.turns import cutpoints, segment_advantages
 from mmrl.core.readings import LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS, START_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts
-from tests.numerics.registry import Vector, check, close, tensor
+from tests.numerics.registry import check, close, tensor
 from tests.numerics.rows import alone, blocks, column, credited, ids_of, up_to
 from tests.support.rows import make_batch, rollouts, scores, with_fields
 
@@ -47,10 +47,10 @@ FLOAT32 = 1e-6
 
 
 @check("trl_group_advantages")
-def trl_group_advantages(vector: Vector) -> None:
-    rewards, eps = tensor(vector.inputs["rewards_per_func"]), vector.params["eps"]
-    ids = blocks(len(rewards), vector.params["num_generations"])
-    for case in vector.outputs["cases"]:
+def trl_group_advantages(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards, eps = tensor(inputs["rewards_per_func"]), params["eps"]
+    ids = blocks(len(rewards), params["num_generations"])
+    for case in outputs["cases"]:
         decoupled = case["multi_objective_aggregation"] == "normalize_then_sum"
         advantage = Decoupled(eps=eps, whiten_eps=eps) if decoupled else GroupNorm(scale=case["scale_rewards"], eps=eps)
         found = advantage(scores(rewards, case["reward_weights"]), alone(ids))
@@ -62,30 +62,30 @@ def trl_group_advantages(vector: Vector) -> None:
 
 
 @check("gdpo_advantages_trl_fork")
-def gdpo_advantages_trl_fork(vector: Vector) -> None:
+def gdpo_advantages_trl_fork(inputs: Any, params: Any, outputs: Any) -> None:
     # the fork counts a reward that does not apply as 0, we leave it out: give it the zeros
-    rewards, eps = tensor(vector.inputs["rewards_per_func"]).nan_to_num(), vector.params["eps"]
-    ids = blocks(len(rewards), vector.params["num_generations"])
-    for case in vector.outputs["cases"]:
+    rewards, eps = tensor(inputs["rewards_per_func"]).nan_to_num(), params["eps"]
+    ids = blocks(len(rewards), params["num_generations"])
+    for case in outputs["cases"]:
         found = credited(Decoupled(eps=eps, whiten_eps=eps), rewards, ids, case["weights"])
         close(found, case["advantages"], FLOAT32, str(case["weights"]))
 
 
 @check("verl_gdpo")
-def verl_gdpo(vector: Vector) -> None:
-    inputs, eps = vector.inputs, vector.params["eps"]
+def verl_gdpo(inputs: Any, params: Any, outputs: Any) -> None:
+    eps = params["eps"]
     columns = [name for name in inputs if name not in ("index", "response_mask")]
     rewards = torch.stack([tensor(inputs[name]) for name in columns], dim=1)
     rows = rollouts(tensor(inputs["response_mask"]), inputs["index"])
     advantage = Decoupled(eps=eps, singleton="reward", whiten="action", whiten_eps=1e-8, whiten_mode="variance")
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         found = advantage(scores(rewards, case["weights"]), rows)
         close(found.values, case["advantages"], FLOAT32, str(case["weights"]))
 
 
 @check("verl_advantages")
-def verl_advantages(vector: Vector) -> None:
-    inputs, eps = vector.inputs, vector.params["eps"]
+def verl_advantages(inputs: Any, params: Any, outputs: Any) -> None:
+    eps = params["eps"]
     rows = rollouts(tensor(inputs["response_mask"]), inputs["index"])
     advantages: dict[str, Any] = {
         "grpo_std": GroupNorm(eps=eps, singleton="reward"),
@@ -97,7 +97,7 @@ def verl_advantages(vector: Vector) -> None:
         "gpg": NonZeroScaled(singleton="reward"),
         "passk": PassK(eps=eps),
     }
-    for name, expected in vector.outputs.items():
+    for name, expected in outputs.items():
         assert name in advantages, f"nothing reproduces verl's {name}"
         found = advantages[name](column(inputs["rewards"]), rows)
         # gpg's scale is a quotient in float32 there
@@ -105,9 +105,9 @@ def verl_advantages(vector: Vector) -> None:
 
 
 @check("mc_grpo_advantages")
-def mc_grpo_advantages(vector: Vector) -> None:
-    advantage = MedianNorm(eps=vector.params["mad_eps"], floor=0.0)
-    for case in vector.outputs["cases"]:
+def mc_grpo_advantages(params: Any, outputs: Any) -> None:
+    advantage = MedianNorm(eps=params["mad_eps"], floor=0.0)
+    for case in outputs["cases"]:
         found, what = advantage(column(case["rewards"]), alone([0] * len(case["rewards"]))), str(case["rewards"])
         assert found.keep.tolist() == [not dropped for dropped in case["dropped"]], what
         close(found.values[:, 0], case["advantages_all"], FLOAT32, what)
@@ -115,51 +115,49 @@ def mc_grpo_advantages(vector: Vector) -> None:
 
 
 @check("trl_rewards")
-def trl_rewards(vector: Vector) -> None:
+def trl_rewards(inputs: Any, params: Any, outputs: Any) -> None:
     """Only `soft_overlong`, which is a shaping here; the others are rewards, checked in tests/plugins."""
-    length, buffer = vector.params["soft_overlong"]
-    mask = up_to(vector.inputs["lengths"])
+    length, buffer = params["soft_overlong"]
+    mask = up_to(inputs["lengths"])
     shaped = OverlongPenalty(length, buffer)(scores(torch.zeros(len(mask), 1, dtype=torch.float64)), rollouts(mask), {})
     assert shaped.names[-1] == "overlong"
     assert shaped.weights[-1] == 1
-    close(shaped.values[:, -1], vector.outputs["soft_overlong"])
+    close(shaped.values[:, -1], outputs["soft_overlong"])
 
 
 @check("ngrpo_advantages")
-def ngrpo_advantages(vector: Vector) -> None:
-    rewards, ids, eps = vector.inputs["rewards"], vector.inputs["index"], vector.params["eps"]
-    for case in vector.outputs["cases"]:
+def ngrpo_advantages(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards, ids, eps = inputs["rewards"], inputs["index"], params["eps"]
+    for case in outputs["cases"]:
         part = VirtualBest(best=case["max_reward"], count=case["add_max_reward_num"], eps=eps)
         close(credited(part, rewards, ids), case["advantages"], FLOAT32, str(case["add_max_reward_num"]))
-    wrong = vector.outputs["all_wrong_group_of_8"]
+    wrong = outputs["all_wrong_group_of_8"]
     close(credited(VirtualBest(eps=eps), [0.0] * 8, [0] * 8), wrong, FLOAT32, "all wrong")
 
 
 @check("bnpo_advantages")
-def bnpo_advantages(vector: Vector) -> None:
-    inputs, outputs = vector.inputs, vector.outputs
+def bnpo_advantages(inputs: Any, outputs: Any) -> None:
     close(credited(BetaNorm(), inputs["rewards"], inputs["index"]), outputs["advantages"], FLOAT32)
     single = inputs["single_group"]
     close(credited(BetaNorm(), single, [0] * len(single)), outputs["single_group_advantages"], FLOAT32, "one prompt")
 
 
 @check("canon_advantages")
-def canon_advantages(vector: Vector) -> None:
-    inputs = vector.inputs
+def canon_advantages(inputs: Any, outputs: Any) -> None:
     rows = rollouts(up_to(inputs["lengths"]))
     entropy = tensor(inputs["mean_entropy"])[:, None].expand(rows.action_mask.shape)
     rows = replace(rows, recorded={OLD_ENTROPY: entropy})
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         for by in ("length", "entropy"):
             part = Halves(by=by, cross=case["lam"], favour=case["alpha"])
             close(credited(part, inputs["rewards"], rows), case[f"{by}_split"], FLOAT32, f"{by} {case['lam']}")
 
 
 @check("a_grae")
-def a_grae(vector: Vector) -> None:
-    rewards = tensor(vector.inputs["rewards"])
-    found = credited(Asymmetric(knee=vector.params["alpha"]), rewards.flatten(), blocks(rewards.numel(), rewards.shape[1]))
-    close(found.view(rewards.shape), vector.outputs["advantages"], what="advantages")
+def a_grae(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards = tensor(inputs["rewards"])
+    found = credited(Asymmetric(knee=params["alpha"]), rewards.flatten(), blocks(rewards.numel(), rewards.shape[1]))
+    close(found.view(rewards.shape), outputs["advantages"], what="advantages")
 
 
 def answered(given: Sequence[str | None]) -> Rollouts:
@@ -172,63 +170,61 @@ def saying(texts: Sequence[str]) -> Rollouts:
 
 
 @check("seed_grpo")
-def seed_grpo(vector: Vector) -> None:
-    part, rows = SemanticEntropy(alpha=vector.params["alpha"]), answered(vector.inputs["answers"])
-    assert len(rows) == vector.params["G"]
-    close(credited(part, vector.inputs["rewards"], rows), vector.outputs["advantages"])
+def seed_grpo(inputs: Any, params: Any, outputs: Any) -> None:
+    part, rows = SemanticEntropy(alpha=params["alpha"]), answered(inputs["answers"])
+    assert len(rows) == params["G"]
+    close(credited(part, inputs["rewards"], rows), outputs["advantages"])
 
 
 @check("copo_weight")
-def copo_weight(vector: Vector) -> None:
-    part = Consistency(k=float(vector.params["k"]), b=float(vector.params["b"]))
-    labels = [float(hash(answer) % 1009) for answer in vector.inputs["answers"]]
+def copo_weight(inputs: Any, params: Any, outputs: Any) -> None:
+    part = Consistency(k=float(params["k"]), b=float(params["b"]))
+    labels = [float(hash(answer) % 1009) for answer in inputs["answers"]]
     entropy, factor = part.entropy(labels)
-    close(entropy, vector.outputs["entropy_bits"], what="entropy")
-    close(factor, vector.outputs["global_factor"], what="factor")
-    close(1 / (1 + torch.tensor(-part.k * (entropy - part.b)).double().exp()), vector.outputs["w"], what="w")
+    close(entropy, outputs["entropy_bits"], what="entropy")
+    close(factor, outputs["global_factor"], what="factor")
+    close(1 / (1 + torch.tensor(-part.k * (entropy - part.b)).double().exp()), outputs["w"], what="w")
 
 
 @check("polychromic_advantages")
-def polychromic_advantages(vector: Vector) -> None:
-    rewards = vector.inputs["rewards"]
-    part = Polychromic(n=vector.params["n"])
-    assert len(part.sets(len(rewards), 0)) == vector.outputs["num_sets"]
-    close(credited(part, rewards, answered(vector.inputs["signature"])), vector.outputs["advantages"])
+def polychromic_advantages(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards = inputs["rewards"]
+    part = Polychromic(n=params["n"])
+    assert len(part.sets(len(rewards), 0)) == outputs["num_sets"]
+    close(credited(part, rewards, answered(inputs["signature"])), outputs["advantages"])
 
 
 @check("stratified_advantages")
-def stratified_advantages(vector: Vector) -> None:
-    rewards, eps = vector.inputs["rewards"], vector.params["eps"]
-    rows = saying(["<tool_call>" * int(count) for count in vector.inputs["strata"]])
+def stratified_advantages(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards, eps = inputs["rewards"], params["eps"]
+    rows = saying(["<tool_call>" * int(count) for count in inputs["strata"]])
     for share, name in ((1.0, "san"), (0.0, "gn")):
-        close(credited(Strata(inside=share, eps=eps), rewards, rows), vector.outputs[name], what=name)
-    for case in vector.outputs["cases"]:
+        close(credited(Strata(inside=share, eps=eps), rewards, rows), outputs[name], what=name)
+    for case in outputs["cases"]:
         close(credited(Strata(inside=case["alpha"], eps=eps), rewards, rows), case["advantages"], what=str(case["alpha"]))
 
 
 @check("adora_weights")
-def adora_weights(vector: Vector) -> None:
-    inputs, params = vector.inputs, vector.params
+def adora_weights(inputs: Any, params: Any, outputs: Any) -> None:
     rows = rollouts(up_to(inputs["lengths"]), inputs["index"])
     part = WhereLengthPays(
         less=params["lamda"], cap=params["text_max_length_threshold"], above=params["text_correct_score"], empty="text"
     )
-    close(credited(part, inputs["text_rewards"], rows), vector.outputs["text_advantages"], FLOAT32, "text")
+    close(credited(part, inputs["text_rewards"], rows), outputs["text_advantages"], FLOAT32, "text")
     part = WhereLengthPays(less=params["lamda"], cap=params["vl_max_length"], above=params["vl_threshold"], empty="vision")
-    groups = zip(inputs["vl_rewards"], inputs["vl_lengths"], vector.outputs["vl_weights"], strict=True)
+    groups = zip(inputs["vl_rewards"], inputs["vl_lengths"], outputs["vl_weights"], strict=True)
     for i, (rewards, length, expected) in enumerate(groups):
         found = part.weight(tensor(rewards) > part.above, tensor(length))
         close([found] * len(rewards), expected, what=f"vision {i}")
 
 
 @check("riskpo_advantages")
-def riskpo_advantages(vector: Vector) -> None:
-    inputs, params = vector.inputs, vector.params
+def riskpo_advantages(inputs: Any, params: Any, outputs: Any) -> None:
     bundled = {
         question for question, bundle in zip(inputs["question"], inputs["bundle"], strict=True) if bundle == inputs["bundle"][0]
     }
     shares: dict[str, Any] = {"sum-mean": "sum_mean", "uniform": "uniform", "std": "std"}
-    for name, case in vector.outputs["cases"].items():
+    for name, case in outputs["cases"].items():
         config = case["config"]
         part = Bundles(
             size=len(bundled),
@@ -242,14 +238,13 @@ def riskpo_advantages(vector: Vector) -> None:
         part.tracked.update({params["quantile_down"]: inputs["q_track_down"], params["quantile_up"]: inputs["q_track_up"]})
         close(credited(part, inputs["rewards"], ids_of(inputs["question"])), case["advantages"], 1e-6, name)
     part = Bundles(rate=params["lr_q"])
-    for sums, expected in zip(inputs["tracker_scores"], vector.outputs["tracker_q"], strict=True):
+    for sums, expected in zip(inputs["tracker_scores"], outputs["tracker_q"], strict=True):
         part.track(tensor(sums))
         close([part.tracked[level] for level in params["alphas"]], expected, what="quantiles")
 
 
 @check("hapo_tokens")
-def hapo_tokens(vector: Vector) -> None:
-    inputs, params, outputs = vector.inputs, vector.params, vector.outputs
+def hapo_tokens(inputs: Any, params: Any, outputs: Any) -> None:
     mask = tensor(inputs["mask"]) > 0
     found = uncertainty(tensor(inputs["entropy"]), mask, params["pivot"], "code")
     close(found.size, outputs["h_hat"], 2e-6, "h")
@@ -269,12 +264,11 @@ def hapo_tokens(vector: Vector) -> None:
 
 
 @check("dcpo_advantages")
-def dcpo_advantages(vector: Vector) -> None:
-    inputs, params = vector.inputs, vector.params
+def dcpo_advantages(inputs: Any, params: Any, outputs: Any) -> None:
     mask = tensor(inputs["mask"]) > 0
     ratio = (tensor(inputs["old_at_T"]) - tensor(inputs["old"])).exp()
     part = NearEntropy(target=params["entropy_base"], most=params["max_alpha"])
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         part.notes["entropy"] = case["entropy"]
         assert part.reads[1].temperature == case["temperature"]
         found = part.mixture(tensor(inputs["advantages"]), ratio, mask)
@@ -282,21 +276,21 @@ def dcpo_advantages(vector: Vector) -> None:
 
 
 @check("remix")
-def remix(vector: Vector) -> None:
-    ratio = tensor(vector.inputs["ratio_to_behaviour"])
+def remix(inputs: Any, params: Any, outputs: Any) -> None:
+    ratio = tensor(inputs["ratio_to_behaviour"])
     mask = torch.ones(1, len(ratio))
-    for case in vector.outputs["loss"]:
+    for case in outputs["loss"]:
         centre = torch.full_like(ratio, case["centre"])
         readings = {LOGPROBS: ratio.log()[None], OLD_LOGPROBS: torch.zeros_like(ratio)[None], START_LOGPROBS: centre.log()[None]}
-        part = MovingClip(vector.params["eps"], vector.params["eps"])
+        part = MovingClip(params["eps"], params["eps"])
         values, _ = part(readings, make_batch(mask, tensor([case["A"]]), {}))
         close(values[0], case["loss"], what=str(case))
-    close([BetweenReferences(switch=0).weight(step) for step in vector.inputs["step"]], vector.outputs["lam"], what="weights")
+    close([BetweenReferences(switch=0).weight(step) for step in inputs["step"]], outputs["lam"], what="weights")
 
 
 @check("hart_ap_grpo")
-def hart_ap_grpo(vector: Vector) -> None:
-    rewards, params, outputs = tensor(vector.inputs["rewards"]), vector.params, vector.outputs
+def hart_ap_grpo(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards = tensor(inputs["rewards"])
     lead = rewards - rewards.mean()
     close(params["beta"] * LooserWhereGood(gain=params["k"]).weight(lead), outputs["mu2"], what="KL")
     found, plain = (credited(Bold(gain=gain), rewards, [0] * len(rewards)) for gain in (params["k"], 0.0))
@@ -305,12 +299,11 @@ def hart_ap_grpo(vector: Vector) -> None:
 
 
 @check("spo_tracker")
-def spo_tracker(vector: Vector) -> None:
-    params = vector.params
+def spo_tracker(params: Any, outputs: Any) -> None:
     part = SingleStream(start=params["v0"], samples=float(params["N0"]), half=params["D_half"], whiten=False)
     one = alone([0])
     assert one.groups[0].prompt == Prompt("0")
-    for i, visit in enumerate(vector.outputs["trace"]):
+    for i, visit in enumerate(outputs["trace"]):
         part.adapt(i, {"policy/kl_old": visit["kl_since_visit"]})
         close(memory_share(visit["kl_since_visit"], params["D_half"]), visit["rho"], what="rho")
         close(credited(part, [visit["reward"]], one), [visit["advantage"]], what=f"advantage {i}")
@@ -320,17 +313,16 @@ def spo_tracker(vector: Vector) -> None:
 
 
 @check("spo_segment_chain")
-def spo_segment_chain(vector: Vector) -> None:
-    probabilities, sure = vector.inputs["probabilities"], vector.params["prob_threshold"]
-    for case in vector.outputs["cases"]:
+def spo_segment_chain(inputs: Any, params: Any, outputs: Any) -> None:
+    probabilities, sure = inputs["probabilities"], params["prob_threshold"]
+    for case in outputs["cases"]:
         assert cutpoints(probabilities, case["interval"], sure) == case["cutpoints"]
-        found = segment_advantages(probabilities, case["cutpoints"], case["values"], vector.inputs["score"], sure)
+        found = segment_advantages(probabilities, case["cutpoints"], case["values"], inputs["score"], sure)
         close(found, case["advantages"], what=f"interval {case['interval']}")
 
 
 @check("d3s.selection")
-def d3s_selection(vector: Vector) -> None:
-    params, inputs, outputs = vector.params, vector.inputs, vector.outputs
+def d3s_selection(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
     assert isinstance(d3s.advantage, MostSpread)
     advantages = tensor(inputs["advantages"])
     rows = most_spread(advantages, params["rows"])
@@ -341,4 +333,4 @@ def d3s_selection(vector: Vector) -> None:
     assert found.tolist() == outputs["tokens"]
     first_rows, last_rows, first_share, last_share, over = params["schedule"]
     sizes = [[evenly(k, first_rows, last_rows, over), evenly(k, first_share, last_share, over)] for k in range(over)]
-    close(sizes, outputs["schedule"], vector.tolerance, "schedule")
+    close(sizes, outputs["schedule"], tolerance, "schedule")

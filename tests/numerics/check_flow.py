@@ -25,29 +25,28 @@ LATENTS = 1e-6
 
 
 @check(*each("schedule.sd3_shift3.T", 10, 14, 40))
-def static_shift(vector: Vector) -> None:
-    spacing = StaticShift(vector.params["shift"])
-    sigmas = spacing.sigmas(spacing.grid(vector.params["num_steps"]))
-    close(sigmas, vector.outputs["sigmas"], LATENTS)
-    close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
+def static_shift(params: Any, outputs: Any) -> None:
+    spacing = StaticShift(params["shift"])
+    sigmas = spacing.sigmas(spacing.grid(params["num_steps"]))
+    close(sigmas, outputs["sigmas"], LATENTS)
+    close(timesteps(sigmas), outputs["timesteps"], LATENTS)
 
 
 @check("schedule.flux_dynamic.seq1024.T6", "schedule.flux_dynamic.seq4096.T10")
-def dynamic_shift(vector: Vector) -> None:
-    p = vector.params
-    spacing = DynamicShift(p["base_shift"], p["max_shift"], p["base_seq"], p["max_seq"])
-    close(spacing.mu(p["image_seq_len"]), p["mu"])
-    sigmas = spacing.sigmas(spacing.grid(p["num_steps"]), p["image_seq_len"])
-    close(sigmas, vector.outputs["sigmas"], LATENTS)
-    close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
+def dynamic_shift(params: Any, outputs: Any) -> None:
+    spacing = DynamicShift(params["base_shift"], params["max_shift"], params["base_seq"], params["max_seq"])
+    close(spacing.mu(params["image_seq_len"]), params["mu"])
+    sigmas = spacing.sigmas(spacing.grid(params["num_steps"]), params["image_seq_len"])
+    close(sigmas, outputs["sigmas"], LATENTS)
+    close(timesteps(sigmas), outputs["timesteps"], LATENTS)
 
 
 @check(*each("schedule.linear_shift3.T", 16, 20, 25))
-def linear_shift(vector: Vector) -> None:
-    spacing = LinearShift(vector.params["shift"])
-    sigmas = spacing.sigmas(spacing.grid(vector.params["num_steps"]))
-    close(sigmas, vector.outputs["sigmas"], LATENTS)
-    assert truncated_timesteps(sigmas).tolist() == vector.outputs["model_timesteps_int"]
+def linear_shift(params: Any, outputs: Any) -> None:
+    spacing = LinearShift(params["shift"])
+    sigmas = spacing.sigmas(spacing.grid(params["num_steps"]))
+    close(sigmas, outputs["sigmas"], LATENTS)
+    assert truncated_timesteps(sigmas).tolist() == outputs["model_timesteps_int"]
 
 
 def table(params: Any) -> tuple[Tensor, int]:
@@ -78,12 +77,12 @@ def coefficient(vector: Vector, dynamics: CPS | DanceSDE | FlowSDE) -> Tensor:
 
 
 @check(*each("flow_grpo.step.sde.i", 0, 1, 4, 8, 9), *each("flow_grpo.step.cps.i", 0, 1, 4, 8, 9))
-def flow_grpo_step(vector: Vector) -> None:
-    dynamics = KINDS[vector.params["sde_type"]](vector.params["noise_level"])
+def flow_grpo_step(inputs: Any, params: Any, outputs: Any, vector: Vector) -> None:
+    dynamics = KINDS[params["sde_type"]](params["noise_level"])
     for name, dtype, atol in (("f64", torch.float64, EXACT), ("f32", torch.float32, FLOAT32)):
-        expected = vector.outputs[name]
+        expected = outputs[name]
         old, new = (step(vector, dynamics, v, dtype) for v in ("v", "v_new"))
-        drawn = old.draw(tensor(vector.inputs["noise"]).to(dtype))
+        drawn = old.draw(tensor(inputs["noise"]).to(dtype))
         assert drawn.dtype == dtype
         close(old.mean, expected["prev_mean"], max(atol, LATENTS), name)
         close(new.mean, expected["mean_new"], max(atol, LATENTS), name)
@@ -99,69 +98,69 @@ def flow_grpo_step(vector: Vector) -> None:
 
 
 @check("flow_grpo.step.sde.ode_noise0", "flow_grpo.step.cps.ode_noise0")
-def without_noise(vector: Vector) -> None:
-    cps = vector.params["sde_type"] == "cps"
-    gaussian = step(vector, KINDS[vector.params["sde_type"]](vector.params["noise_level"]))
-    close(gaussian.mean, vector.outputs["prev_sample"], LATENTS)
-    close(gaussian.mean, vector.outputs["euler"], LATENTS)
+def without_noise(params: Any, outputs: Any, vector: Vector) -> None:
+    cps = params["sde_type"] == "cps"
+    gaussian = step(vector, KINDS[params["sde_type"]](params["noise_level"]))
+    close(gaussian.mean, outputs["prev_sample"], LATENTS)
+    close(gaussian.mean, outputs["euler"], LATENTS)
     if cps:
-        close(gaussian.log_density(gaussian.mean), vector.outputs["log_prob"])
+        close(gaussian.log_density(gaussian.mean), outputs["log_prob"])
         return
-    assert tensor(vector.outputs["log_prob"]).isnan().all()
+    assert tensor(outputs["log_prob"]).isnan().all()
     with pytest.raises(ValueError, match="no log-probability"):
         gaussian.log_density(gaussian.mean)
 
 
 @check("flow_grpo.step.sde.mixed_batch")
-def mixed_batch(vector: Vector) -> None:
-    spacing, x, v = StaticShift(3.0), tensor(vector.inputs["sample"]), tensor(vector.inputs["v"])
+def mixed_batch(inputs: Any, params: Any, outputs: Any) -> None:
+    spacing, x, v = StaticShift(3.0), tensor(inputs["sample"]), tensor(inputs["v"])
     sigmas = spacing.sigmas(spacing.grid(10)).double()
-    index, level = torch.tensor(vector.params["step_indices"]), vector.params["noise_level"]
+    index, level = torch.tensor(params["step_indices"]), params["noise_level"]
     gaussian = FlowSDE(level).transition(x, v, sigmas, index)
-    close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
-    close(FlowSDE(level).diffusion(sigmas, index), vector.outputs["std_dev_t"], LATENTS)
-    close(gaussian.draw(tensor(vector.inputs["noise"])), vector.outputs["prev_sample"], LATENTS)
-    close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
+    close(gaussian.mean, outputs["prev_mean"], LATENTS)
+    close(FlowSDE(level).diffusion(sigmas, index), outputs["std_dev_t"], LATENTS)
+    close(gaussian.draw(tensor(inputs["noise"])), outputs["prev_sample"], LATENTS)
+    close(gaussian.log_density(tensor(outputs["prev_sample"])), outputs["log_prob"], EXACT)
 
 
 @check(*each("flow_grpo.wan_step.i", 0, 7, 19))
-def wan_step(vector: Vector) -> None:
-    x, v, sigmas = tensor(vector.inputs["sample"]), tensor(vector.inputs["v"]), tensor(vector.params["sigmas"])
-    index = torch.full((len(x),), vector.params["step_index"])
+def wan_step(inputs: Any, params: Any, outputs: Any) -> None:
+    x, v, sigmas = tensor(inputs["sample"]), tensor(inputs["v"]), tensor(params["sigmas"])
+    index = torch.full((len(x),), params["step_index"])
     gaussian, dt = Wan().transition(x, v, sigmas, index), (sigmas[index] - sigmas[index + 1])[:1]
-    close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
-    close(Wan().diffusion(sigmas, index)[:1], vector.outputs["std_dev_t"], LATENTS)
-    close(dt.sqrt(), vector.outputs["sqrt_neg_dt"], LATENTS)
-    close(gaussian.draw(tensor(vector.inputs["noise"])), vector.outputs["prev_sample"], LATENTS)
-    close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
+    close(gaussian.mean, outputs["prev_mean"], LATENTS)
+    close(Wan().diffusion(sigmas, index)[:1], outputs["std_dev_t"], LATENTS)
+    close(dt.sqrt(), outputs["sqrt_neg_dt"], LATENTS)
+    close(gaussian.draw(tensor(inputs["noise"])), outputs["prev_sample"], LATENTS)
+    close(gaussian.log_density(tensor(outputs["prev_sample"])), outputs["log_prob"], EXACT)
 
 
 @check(*each("mixgrpo.flow_step.i", 0, 1, 12, 22, 24))
-def mixgrpo_step(vector: Vector) -> None:
-    gaussian = step(vector, FlowSDE(vector.params["eta"]))
-    x, v = tensor(vector.inputs["latents"]), tensor(vector.inputs["v"])
-    sigma, sigma_next = vector.params["sigma"], vector.params["sigma_next"]
-    close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
-    close(gaussian.std[:1], vector.outputs["noise_std"], LATENTS)
-    close(gaussian.draw(tensor(vector.inputs["noise"])), vector.outputs["prev_sample"], LATENTS)
-    close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
-    close(data_of(x, v, sigma), vector.outputs["pred_x0"], LATENTS)
-    close(euler(x, v, sigma, sigma_next), vector.outputs["ode_prev"], LATENTS)
+def mixgrpo_step(inputs: Any, params: Any, outputs: Any, vector: Vector) -> None:
+    gaussian = step(vector, FlowSDE(params["eta"]))
+    x, v = tensor(inputs["latents"]), tensor(inputs["v"])
+    sigma, sigma_next = params["sigma"], params["sigma_next"]
+    close(gaussian.mean, outputs["prev_mean"], LATENTS)
+    close(gaussian.std[:1], outputs["noise_std"], LATENTS)
+    close(gaussian.draw(tensor(inputs["noise"])), outputs["prev_sample"], LATENTS)
+    close(gaussian.log_density(tensor(outputs["prev_sample"])), outputs["log_prob"], EXACT)
+    close(data_of(x, v, sigma), outputs["pred_x0"], LATENTS)
+    close(euler(x, v, sigma, sigma_next), outputs["ode_prev"], LATENTS)
 
 
 @check(*each("dancegrpo.step.i", 0, 1, 7, 14, 15))
-def dancegrpo_step(vector: Vector) -> None:
-    old, new = (step(vector, DanceSDE(vector.params["eta"]), v) for v in ("v", "v_new"))
-    recorded = tensor(vector.outputs["prev_sample"])
-    close(old.mean, vector.outputs["prev_mean"], LATENTS)
-    close(old.std[0], vector.outputs["noise_std"], LATENTS)
-    close(old.draw(tensor(vector.inputs["noise"])), recorded, LATENTS)
-    x, v = tensor(vector.inputs["latents"]), tensor(vector.inputs["v"])
-    close(data_of(x, v, vector.params["sigma"]), vector.outputs["pred_x0"], LATENTS)
+def dancegrpo_step(inputs: Any, params: Any, outputs: Any, vector: Vector) -> None:
+    old, new = (step(vector, DanceSDE(params["eta"]), v) for v in ("v", "v_new"))
+    recorded = tensor(outputs["prev_sample"])
+    close(old.mean, outputs["prev_mean"], LATENTS)
+    close(old.std[0], outputs["noise_std"], LATENTS)
+    close(old.draw(tensor(inputs["noise"])), recorded, LATENTS)
+    x, v = tensor(inputs["latents"]), tensor(inputs["v"])
+    close(data_of(x, v, params["sigma"]), outputs["pred_x0"], LATENTS)
     lp, lp_new = old.log_density(recorded), new.log_density(recorded)
-    close(lp, vector.outputs["log_prob"], EXACT)
-    close(lp_new, vector.outputs["log_prob_new"], EXACT)
-    close((lp_new - lp).exp(), vector.outputs["ratio"], 1e-6)
+    close(lp, outputs["log_prob"], EXACT)
+    close(lp_new, outputs["log_prob_new"], EXACT)
+    close((lp_new - lp).exp(), outputs["ratio"], 1e-6)
 
 
 FLOW_FACTORY = {"Flow-SDE": FlowSDE, "Dance-SDE": DanceSDE, "CPS": CPS, "ODE": lambda level: FlowSDE(0.0)}
@@ -169,46 +168,46 @@ FLOW_FACTORY = {"Flow-SDE": FlowSDE, "Dance-SDE": DanceSDE, "CPS": CPS, "ODE": l
 
 
 @check(*(key for name in FLOW_FACTORY for key in each(f"flow_factory.step.{name}.i", 0, 4, 8)))
-def flow_factory_step(vector: Vector) -> None:
-    dynamics = FLOW_FACTORY[vector.params["dynamics"]](vector.params["noise_level"])
+def flow_factory_step(inputs: Any, params: Any, outputs: Any, vector: Vector) -> None:
+    dynamics = FLOW_FACTORY[params["dynamics"]](params["noise_level"])
     old, new = (step(vector, dynamics, v) for v in ("v", "v_new"))
-    recorded = tensor(vector.outputs["next"])
-    close(old.mean, vector.outputs["mean"], LATENTS)
-    close(coefficient(vector, dynamics), vector.outputs["std_dev_t"][:1], LATENTS)
-    close([vector.params["sigma_next"] - vector.params["sigma"]], vector.outputs["dt"][:1], LATENTS)
-    close(old.draw(tensor(vector.inputs["noise"])), recorded, LATENTS)
+    recorded = tensor(outputs["next"])
+    close(old.mean, outputs["mean"], LATENTS)
+    close(coefficient(vector, dynamics), outputs["std_dev_t"][:1], LATENTS)
+    close([params["sigma_next"] - params["sigma"]], outputs["dt"][:1], LATENTS)
+    close(old.draw(tensor(inputs["noise"])), recorded, LATENTS)
     if not dynamics.draws_noise:
         with pytest.raises(ValueError, match="no log-probability"):
             old.log_density(recorded)
         return
-    close(old.log_density(recorded), vector.outputs["log_prob"], EXACT)
-    close(new.log_density(recorded), vector.outputs["log_prob_new"], EXACT)
+    close(old.log_density(recorded), outputs["log_prob"], EXACT)
+    close(new.log_density(recorded), outputs["log_prob_new"], EXACT)
 
 
 @check("flow_factory.bf16_roundtrip")
-def storage_rounds_before_the_density(vector: Vector) -> None:
-    spacing, at = StaticShift(3.0), vector.params["step_index"]
-    x, v = (tensor(vector.inputs[name]).bfloat16() for name in ("latents", "v"))
-    old = FlowSDE(vector.params["noise_level"]).transition(x, v, spacing.sigmas(spacing.grid(10)), torch.full((len(x),), at))
-    stored = old.draw(tensor(vector.inputs["noise"]).bfloat16()).bfloat16()
-    close(stored.double(), vector.outputs["next"], 0)
-    close(old.log_density(stored), vector.outputs["log_prob"], FLOAT32)
-    close(old.log_density(stored), vector.outputs["log_prob_replayed_from_bf16"], FLOAT32)
+def storage_rounds_before_the_density(inputs: Any, params: Any, outputs: Any) -> None:
+    spacing, at = StaticShift(3.0), params["step_index"]
+    x, v = (tensor(inputs[name]).bfloat16() for name in ("latents", "v"))
+    old = FlowSDE(params["noise_level"]).transition(x, v, spacing.sigmas(spacing.grid(10)), torch.full((len(x),), at))
+    stored = old.draw(tensor(inputs["noise"]).bfloat16()).bfloat16()
+    close(stored.double(), outputs["next"], 0)
+    close(old.log_density(stored), outputs["log_prob"], FLOAT32)
+    close(old.log_density(stored), outputs["log_prob_replayed_from_bf16"], FLOAT32)
 
 
 @check("tempflow.branch_step.i0", "tempflow.branch_step.i5")
-def tempflow_branches(vector: Vector) -> None:
-    p, noise = vector.params, tensor(vector.inputs["noise"])
-    sigmas, at = table(p)
-    branch = StepPlan(FlowSDE(p["noise_level"]), trained=True, branch=p["K"])
+def tempflow_branches(inputs: Any, params: Any, outputs: Any) -> None:
+    noise = tensor(inputs["noise"])
+    sigmas, at = table(params)
+    branch = StepPlan(FlowSDE(params["noise_level"]), trained=True, branch=params["K"])
     plan = RolloutPlan(steps_where(2, [0], branch), shape="branches")
-    found = one_step(plan, sigmas, at, tensor(vector.inputs["trunk"]), tensor(vector.inputs["v"]), noise)
-    close(found.states[1], vector.outputs["branches"], LATENTS)
-    close(found.means[0][:1], vector.outputs["branch_mean"], LATENTS)
-    close(found.logprobs[:, 0], vector.outputs["log_prob"], EXACT)
-    close(step_std(plan, sigmas, at), vector.outputs["noise_std"], LATENTS)
-    trunk = euler(tensor(vector.inputs["trunk"]), tensor(vector.inputs["v"]), p["sigma"], p["sigma_next"])
-    close(trunk, vector.outputs["next_trunk_ode"], LATENTS)
+    found = one_step(plan, sigmas, at, tensor(inputs["trunk"]), tensor(inputs["v"]), noise)
+    close(found.states[1], outputs["branches"], LATENTS)
+    close(found.means[0][:1], outputs["branch_mean"], LATENTS)
+    close(found.logprobs[:, 0], outputs["log_prob"], EXACT)
+    close(step_std(plan, sigmas, at), outputs["noise_std"], LATENTS)
+    trunk = euler(tensor(inputs["trunk"]), tensor(inputs["v"]), params["sigma"], params["sigma_next"])
+    close(trunk, outputs["next_trunk_ode"], LATENTS)
 
 
 def step_std(plan: RolloutPlan, sigmas: Tensor, at: int) -> Tensor:
@@ -227,14 +226,14 @@ def one_step(plan: RolloutPlan, sigmas: Tensor, at: int, x: Tensor, v: Tensor, n
 
 
 @check("branchgrpo.split_step")
-def branchgrpo_split(vector: Vector) -> None:
-    p, noise = vector.params, tensor(vector.inputs["noises"])[:, 0]
-    sigmas = tensor([p["sigma"], p["sigma_next"]])
-    split = StepPlan(DanceSDE(p["eta"]), True, p["num_splits"], p["split_noise_scale"], nominal_density=True)
+def branchgrpo_split(inputs: Any, params: Any, outputs: Any) -> None:
+    noise = tensor(inputs["noises"])[:, 0]
+    sigmas = tensor([params["sigma"], params["sigma_next"]])
+    split = StepPlan(DanceSDE(params["eta"]), True, params["num_splits"], params["split_noise_scale"], nominal_density=True)
     plan = RolloutPlan((split,), shape="tree")
-    found = one_step(plan, sigmas, 0, tensor(vector.inputs["latents"]), tensor(vector.inputs["v"]), noise)
-    close(found.states[1], vector.outputs["children"], LATENTS)
-    close(found.logprobs[:, 0], vector.outputs["log_prob"], EXACT)
+    found = one_step(plan, sigmas, 0, tensor(inputs["latents"]), tensor(inputs["v"]), noise)
+    close(found.states[1], outputs["children"], LATENTS)
+    close(found.logprobs[:, 0], outputs["log_prob"], EXACT)
 
 
 def toy(x: Tensor, time: float, c: Tensor | float) -> Tensor:
@@ -243,25 +242,29 @@ def toy(x: Tensor, time: float, c: Tensor | float) -> Tensor:
 
 
 @check(*each("flow_grpo_fast.rollout.", "sde.cfg4.5.win3", "cps.cfg1.0.win3", "sde.cfg1.0.win0"))
-def fast_rollout(vector: Vector) -> None:
-    p, first, noise = vector.params, tensor(vector.inputs["init_latents"]), tensor(vector.inputs["noise_per_step"])
-    sigmas, (start, stop) = tensor(p["sigmas"]), p["window"]
-    noisy = StepPlan(KINDS[p["sde_type"]](p["noise_level"]), trained=True)
-    plan = RolloutPlan(steps_where(p["num_steps"], range(start, stop), noisy))
-    positive, negative = (tensor(p[name]).reshape(-1, 1, 1, 1) for name in ("cond_pos", "cond_neg"))
+def fast_rollout(inputs: Any, params: Any, outputs: Any) -> None:
+    first, noise = tensor(inputs["init_latents"]), tensor(inputs["noise_per_step"])
+    sigmas, (start, stop) = tensor(params["sigmas"]), params["window"]
+    noisy = StepPlan(KINDS[params["sde_type"]](params["noise_level"]), trained=True)
+    plan = RolloutPlan(steps_where(params["num_steps"], range(start, stop), noisy))
+    positive, negative = (tensor(params[name]).reshape(-1, 1, 1, 1) for name in ("cond_pos", "cond_neg"))
 
     def velocity(x: Tensor, i: int, rows: Tensor) -> Tensor:
         time = float(sigmas[i])
         v = toy(x, time, positive[rows])
-        return v if p["guidance_scale"] <= 1 else velocity_with_guidance(v, toy(x, time, negative[rows]), p["guidance_scale"])
+        return (
+            v
+            if params["guidance_scale"] <= 1
+            else velocity_with_guidance(v, toy(x, time, negative[rows]), params["guidance_scale"])
+        )
 
     layout = lay_out(plan, [len(first)], [0])
     found = integrate(plan, sigmas, layout, velocity, lambda c, rows: (noise[c - 1] if c else first)[rows])
     window = torch.stack(found.states[start : stop + 1], dim=1)
-    close(window, vector.outputs["window_latents"], LATENTS)
-    close(found.logprobs[:, start:stop], vector.outputs["log_probs"], EXACT)
-    close(sigmas[start:stop] * 1000, vector.outputs["timesteps"], 1e-4)
-    close(found.samples, vector.outputs["final_latents"], LATENTS)
+    close(window, outputs["window_latents"], LATENTS)
+    close(found.logprobs[:, start:stop], outputs["log_probs"], EXACT)
+    close(sigmas[start:stop] * 1000, outputs["timesteps"], 1e-4)
+    close(found.samples, outputs["final_latents"], LATENTS)
     assert not found.logprobs[:, stop:].any() and not found.logprobs[:, :start].any()
 
 
@@ -271,80 +274,79 @@ def truncated_toy(sigmas: Tensor, cond: float) -> Any:
 
 
 @check(*each("mixgrpo.rollout.", "null", "flash_0.4", "flash_0.2", "flash_0.4_late"))
-def mixgrpo_rollout(vector: Vector) -> None:
-    p, first = vector.params, tensor(vector.inputs["init"])
-    noise, window = tensor(vector.inputs["noise_per_sde_or_flow_step"]), p["window"]
-    ratio = p.get("dpm_post_compress_ratio", 0.4) if "dpm_algorithm_type" in p else None
+def mixgrpo_rollout(inputs: Any, params: Any, outputs: Any) -> None:
+    first = tensor(inputs["init"])
+    noise, window = tensor(inputs["noise_per_sde_or_flow_step"]), params["window"]
+    ratio = params.get("dpm_post_compress_ratio", 0.4) if "dpm_algorithm_type" in params else None
     size = len(window)
-    schedule = Window(p["T"], size, level=p["eta"], low=window[0], high=p["T"], stride=0, flash=ratio)
+    schedule = Window(params["T"], size, level=params["eta"], low=window[0], high=params["T"], stride=0, flash=ratio)
     plan = schedule.at(0)
     sigmas = plan.sigmas(LinearShift(3.0)).double()
     if ratio is None:
-        close(sigmas, p["sigmas"], LATENTS)
+        close(sigmas, params["sigmas"], LATENTS)
     layout = lay_out(plan, [len(first)], [0])
-    found = integrate(plan, sigmas, layout, truncated_toy(sigmas, p["cond"]), lambda c, rows: noise[c - 1] if c else first)
+    found = integrate(plan, sigmas, layout, truncated_toy(sigmas, params["cond"]), lambda c, rows: noise[c - 1] if c else first)
     # with one point left the official code stops above sigma 0; we always take one step more
-    stopped = ratio is not None and int((p["T"] - window[-1]) * ratio) < 2
-    assert forwards(plan, 1).rollout - stopped == vector.outputs["nfe"]
-    states = torch.stack(found.states, 1)[:, : vector.outputs["nfe"] + 1]
-    close(states, vector.outputs["latents"], LATENTS)
-    close(states[:, -1], vector.outputs["final"], LATENTS)
-    close(found.logprobs[:, window], vector.outputs["log_probs_window"], EXACT)
+    stopped = ratio is not None and int((params["T"] - window[-1]) * ratio) < 2
+    assert forwards(plan, 1).rollout - stopped == outputs["nfe"]
+    states = torch.stack(found.states, 1)[:, : outputs["nfe"] + 1]
+    close(states, outputs["latents"], LATENTS)
+    close(states[:, -1], outputs["final"], LATENTS)
+    close(found.logprobs[:, window], outputs["log_probs_window"], EXACT)
 
 
 @check(*each("nft.rollout.", "flow", "ddim", "dpm1", "dpm2"))
-def nft_rollout(vector: Vector) -> None:
-    first, sigmas = tensor(vector.inputs["init"]), tensor(vector.params["sigmas"])
-    plan = RolloutPlan((StepPlan(DPM2() if vector.params["solver"] == "dpm2" else ODE()),) * (len(sigmas) - 1))
+def nft_rollout(inputs: Any, params: Any, outputs: Any) -> None:
+    first, sigmas = tensor(inputs["init"]), tensor(params["sigmas"])
+    plan = RolloutPlan((StepPlan(DPM2() if params["solver"] == "dpm2" else ODE()),) * (len(sigmas) - 1))
     layout = lay_out(plan, [len(first)], [0])
     found = integrate(plan, sigmas, layout, truncated_toy(sigmas, 0.3), lambda c, rows: first)
-    close(torch.stack(found.states, 1), vector.outputs["latents"], LATENTS)
-    close(found.samples, vector.outputs["final"], LATENTS)
+    close(torch.stack(found.states, 1), outputs["latents"], LATENTS)
+    close(found.samples, outputs["final"], LATENTS)
 
 
 @check(*each("mixgrpo.window.", "progressive_default", "flash_star_frozen", "no_overlap", "no_rollback", "decay", "exp_decay"))
-def mixgrpo_window(vector: Vector) -> None:
-    p = vector.params
+def mixgrpo_window(inputs: Any, params: Any, outputs: Any) -> None:
     schedule = Window(
-        num_steps=p["max_timesteps"] + 2,
-        size=p["group_size"],
-        move=p["sample_strategy"],
-        dwell=p["iters_per_group"],
-        stride=p["prog_overlap_step"] if p["prog_overlap"] else p["group_size"],
-        decay=(p["max_iters_per_group"], p["min_iters_per_group"]),
-        high=p["max_timesteps"],
-        roll_back=p["roll_back"],
+        num_steps=params["max_timesteps"] + 2,
+        size=params["group_size"],
+        move=params["sample_strategy"],
+        dwell=params["iters_per_group"],
+        stride=params["prog_overlap_step"] if params["prog_overlap"] else params["group_size"],
+        decay=(params["max_iters_per_group"], params["min_iters_per_group"]),
+        high=params["max_timesteps"],
+        roll_back=params["roll_back"],
         overrun=True,
     )
     changes: list[list[Any]] = []
-    for i in range(vector.inputs["iterations"]):
+    for i in range(inputs["iterations"]):
         window = schedule.window(i)
         if not changes or window != changes[-1][1]:
             changes.append([i, window])
-    assert changes == vector.outputs["changes"]
+    assert changes == outputs["changes"]
 
 
 @check("mixgrpo.window.random_seeded")
-def mixgrpo_random_window(vector: Vector) -> None:
-    size, end = vector.params["group_size"], vector.params["max_timesteps"]
-    for seed, window in vector.outputs["seed_to_window"]:
+def mixgrpo_random_window(params: Any, outputs: Any) -> None:
+    size, end = params["group_size"], params["max_timesteps"]
+    for seed, window in outputs["seed_to_window"]:
         start = random_start(seed, 0, end - size)
         assert list(range(start, start + size)) == window
 
 
 @check("flow_factory.sde_step_selection")
-def flow_factory_subset(vector: Vector) -> None:
-    candidates, count = tuple(vector.params["sde_steps"]), vector.params["num_sde_steps"]
-    for seed, chosen in vector.outputs.items():
+def flow_factory_subset(params: Any, outputs: Any) -> None:
+    candidates, count = tuple(params["sde_steps"]), params["num_sde_steps"]
+    for seed, chosen in outputs.items():
         schedule = RandomSubset(max(candidates) + 2, candidates, count, seed=0)
         assert schedule.choice(int(seed)) == chosen
 
 
 @check(*each("branchgrpo.split_points.", "explicit", "rounds4", "clamped"))
-def branchgrpo_splits(vector: Vector) -> None:
-    total, points = vector.params["total_steps"], vector.params["tree_split_points"]
-    splits = even_splits(vector.params["tree_split_rounds"], total) if points is None else given(points)
-    assert list(Tree(total, splits).splits) == vector.outputs["points"]
+def branchgrpo_splits(params: Any, outputs: Any) -> None:
+    total, points = params["total_steps"], params["tree_split_points"]
+    splits = even_splits(params["tree_split_rounds"], total) if points is None else given(points)
+    assert list(Tree(total, splits).splits) == outputs["points"]
 
 
 def given(text: str) -> tuple[int, ...]:
@@ -352,13 +354,13 @@ def given(text: str) -> tuple[int, ...]:
 
 
 @check("branchgrpo.counts")
-def branchgrpo_counts(vector: Vector) -> None:
-    tree = Tree(vector.params["T"], tuple(vector.params["splits"]))
-    found, expected = forwards(tree.at(0), tree.group_size), vector.outputs
+def branchgrpo_counts(params: Any, outputs: Any) -> None:
+    tree = Tree(params["T"], tuple(params["splits"]))
+    found = forwards(tree.at(0), tree.group_size)
     assert (found.transitions, found.transitions + 1, found.rollout) == tuple(
-        expected[name] for name in ("edges", "nodes", "rollout_forwards")
+        outputs[name] for name in ("edges", "nodes", "rollout_forwards")
     )
-    close([found.update / found.images, found.per_image], [expected["per_leaf_edges"], expected["per_leaf_forwards"]])
+    close([found.update / found.images, found.per_image], [outputs["per_leaf_edges"], outputs["per_leaf_forwards"]])
 
 
 def kept_by_depth(mask: Tensor) -> dict[str, int]:
@@ -366,43 +368,42 @@ def kept_by_depth(mask: Tensor) -> dict[str, int]:
 
 
 @check(*each("branchgrpo.prune.", "depth_fixed", "depth_slide", "width1"))
-def branchgrpo_prune(vector: Vector) -> None:
-    p = vector.params
+def branchgrpo_prune(params: Any, outputs: Any) -> None:
     tree = Tree(
-        pruned_depths=given(p["depth_pruning"]) if "depth_pruning" in p else (),
-        slide_every=p.get("depth_pruning_slide_interval", 0) if p.get("depth_pruning_slide") else 0,
-        stop_depth=p.get("depth_pruning_stop_depth", 0),
-        first_half_only=p.get("width_pruning_mode") == 1,
+        pruned_depths=given(params["depth_pruning"]) if "depth_pruning" in params else (),
+        slide_every=params.get("depth_pruning_slide_interval", 0) if params.get("depth_pruning_slide") else 0,
+        stop_depth=params.get("depth_pruning_stop_depth", 0),
+        first_half_only=params.get("width_pruning_mode") == 1,
     )
-    mask = lay_out(tree.at(p["current_step"]), [tree.group_size], [0]).trained
-    assert int(mask.sum()) == vector.outputs["kept"]
-    assert kept_by_depth(mask) == vector.outputs["kept_per_child_depth"]
-    assert int(lay_out(Tree().at(0), [16], [0]).trained.sum()) == vector.outputs["of"]
+    mask = lay_out(tree.at(params["current_step"]), [tree.group_size], [0]).trained
+    assert int(mask.sum()) == outputs["kept"]
+    assert kept_by_depth(mask) == outputs["kept_per_child_depth"]
+    assert int(lay_out(Tree().at(0), [16], [0]).trained.sum()) == outputs["of"]
 
 
 @check("flow_factory.time_sampler")
-def time_sampler(vector: Vector) -> None:
-    spacing, count = StaticShift(3.0), vector.params["num_timesteps"]
+def time_sampler(params: Any, outputs: Any) -> None:
+    spacing, count = StaticShift(3.0), params["num_timesteps"]
     sigmas = spacing.sigmas(spacing.grid(10))
     halves = torch.full((count,), 0.5, dtype=torch.float64)
-    for name, expected in vector.outputs.items():
+    for name, expected in outputs.items():
         kind, _, shift = name.partition("_shift")
-        reach = vector.params["discrete_range"] if kind.startswith("discrete") else vector.params["timestep_range"]
+        reach = params["discrete_range"] if kind.startswith("discrete") else params["timestep_range"]
         sampler = TimeSampler(kind, count, float(shift or 1), reach)  # type: ignore[arg-type]
         close(1000 * sampler.strata(sigmas, halves), expected, FLOAT32, name)
 
 
 @check("flow_grpo.ema")
-def warm_decay(vector: Vector) -> None:
-    decay = WarmDecay(vector.params["decay"], vector.params["update_step_interval"])
-    average = vector.inputs["init"]
-    for number, after in zip(vector.inputs["steps"], vector.outputs["ema_after_step"], strict=True):
+def warm_decay(inputs: Any, params: Any, outputs: Any) -> None:
+    decay = WarmDecay(params["decay"], params["update_step_interval"])
+    average = inputs["init"]
+    for number, after in zip(inputs["steps"], outputs["ema_after_step"], strict=True):
         average = decay(number) * average + (1 - decay(number)) * number
         close(average, after)
 
 
 @check("nft.old_decay")
-def ramp_decay(vector: Vector) -> None:
+def ramp_decay(inputs: Any, outputs: Any) -> None:
     types = {"0": RampDecay(slope=0.0), "1": RampDecay(), "2": RampDecay(flat=75, slope=0.0075, most=0.999)}
-    for name, expected in vector.outputs.items():
-        close([types[name](s) for s in vector.inputs["steps"]], expected)
+    for name, expected in outputs.items():
+        close([types[name](s) for s in inputs["steps"]], expected)

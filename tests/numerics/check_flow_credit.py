@@ -38,8 +38,7 @@ def batch_of(advantages: Tensor) -> Batch:
 
 
 @check(*each("flow_dppo.loss.", "mixed", "tight", "loose", "plain_mse"))
-def divergence_mask(vector: Vector) -> None:
-    inputs, out, tolerance = vector.inputs, vector.outputs, vector.tolerance
+def divergence_mask(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
     means = {MEAN: tensor(inputs["mean_new"]).requires_grad_(), SAMPLED_MEAN: tensor(inputs["mean_old"])}
     advantages, std = tensor(inputs["advantages"]), tensor(inputs["std"]).expand(len(inputs["advantages"]), -1, 1, 1, 1)
     gap = tensor(inputs["x_next"])
@@ -49,15 +48,15 @@ def divergence_mask(vector: Vector) -> None:
         LOGPROBS: -((gap - means[MEAN]) ** 2 / (2 * std**2)).flatten(2).mean(2),
         OLD_LOGPROBS: -((gap - means[SAMPLED_MEAN]) ** 2 / (2 * std**2)).flatten(2).mean(2),
     }
-    close(readings[LOGPROBS] - readings[OLD_LOGPROBS], out["log_ratio"], tolerance)
-    term = DivergenceMask(vector.params["threshold"], vector.params["divide_by_deviation"])
+    close(readings[LOGPROBS] - readings[OLD_LOGPROBS], outputs["log_ratio"], tolerance)
+    term = DivergenceMask(params["threshold"], params["divide_by_deviation"])
     values, infos = term(readings, batch_of(advantages))
-    close(values, out["loss_per_action"], tolerance)
-    close(values.mean(), out["loss"], tolerance)
-    close(infos["policy/clip_frac"].mean(), out["masked"], tolerance)
+    close(values, outputs["loss_per_action"], tolerance)
+    close(values.mean(), outputs["loss"], tolerance)
+    close(infos["policy/clip_frac"].mean(), outputs["masked"], tolerance)
     divergence = infos["policy/kl_old"] if term.divide else infos["policy/kl_old"] * readings[STD] ** 2
-    close(divergence, out["kl"], tolerance)
-    close(torch.autograd.grad(values.mean(), means[MEAN])[0], out["grad_mean_new"], tolerance)
+    close(divergence, outputs["kl"], tolerance)
+    close(torch.autograd.grad(values.mean(), means[MEAN])[0], outputs["grad_mean_new"], tolerance)
 
 
 @dataclass(frozen=True)
@@ -76,68 +75,65 @@ def pulls_of(sigmas: Tensor, steps: list[int], level: float = 1.0) -> Tensor:
 
 
 @check(*each("flash_grpo.rectification.", "unipc_older_T20", "linear_T20", "linear_T10_level07"))
-def rectification(vector: Vector) -> None:
-    sigmas, steps, out = tensor(vector.inputs["sigmas"]), vector.params["steps"], vector.outputs
-    pulls = pulls_of(sigmas, steps, vector.params["eta"])
-    close(1 / pulls[steps], out["rectification"], 1e-5)
+def rectification(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
+    sigmas, steps = tensor(inputs["sigmas"]), params["steps"]
+    pulls = pulls_of(sigmas, steps, params["eta"])
+    close(1 / pulls[steps], outputs["rectification"], 1e-5)
     frozen = {PULL: pulls[None]}
     row = batch_of(torch.ones(1, len(pulls), dtype=torch.float64))
     weight = EqualGradient()(Batch(row.rollouts, row.advantages, row.share, row.importance, frozen), Counts(1, 1, 1))
-    close(weight[0, steps], out["normalized_over_pool"], 1e-5)
+    close(weight[0, steps], outputs["normalized_over_pool"], 1e-5)
     assert not weight[0, [i for i in range(len(pulls)) if i not in steps]].any()
-    if "mean" not in out:
+    if "mean" not in outputs:
         return
-    gaussian = Wan().transition(tensor(vector.inputs["x"]), tensor(vector.inputs["v"]), sigmas, torch.tensor(steps))
-    close(gaussian.mean, out["mean"], vector.tolerance)
-    close(Wan().diffusion(sigmas, torch.tensor(steps)), out["std_dev_t"], vector.tolerance)
-    close(gaussian.log_density(tensor(vector.inputs["x_next"])), out["log_prob"], vector.tolerance)
+    gaussian = Wan().transition(tensor(inputs["x"]), tensor(inputs["v"]), sigmas, torch.tensor(steps))
+    close(gaussian.mean, outputs["mean"], tolerance)
+    close(Wan().diffusion(sigmas, torch.tensor(steps)), outputs["std_dev_t"], tolerance)
+    close(gaussian.log_density(tensor(inputs["x_next"])), outputs["log_prob"], tolerance)
 
 
 @check("flash_grpo.loss.a", "flash_grpo.loss.b")
-def one_step_loss(vector: Vector) -> None:
-    p, inputs, out = vector.params, vector.inputs, vector.outputs
+def one_step_loss(inputs: Any, params: Any, outputs: Any) -> None:
     steps, rows = inputs["steps"], torch.arange(len(inputs["steps"]))
-    most = p["adv_clip"]
+    most = params["adv_clip"]
     mask = torch.zeros(len(rows), len(inputs["sigmas"]) - 1, dtype=torch.bool)
     mask[rows, torch.tensor(steps)] = True
     placed = {name: torch.zeros(mask.shape, dtype=torch.float64) for name in ("log_prob", "old_log_prob", "advantages")}
     for name, values in placed.items():
         values[mask] = tensor(inputs[name])
-    pull = pulls_of(tensor(inputs["sigmas"]), p["pool"]).expand(mask.shape)
+    pull = pulls_of(tensor(inputs["sigmas"]), params["pool"]).expand(mask.shape)
     counts = Counts(len(rows), len(rows), 1, {PULL: pull[mask]})
     ways: tuple[Literal["batch", "pool"], ...] = ("batch", "pool")
     for way in ways:
         plain = make_batch(mask, placed["advantages"].clamp(-most, most), {PULL: pull})
         weight = EqualGradient(way)(plain, counts)
         live = placed["log_prob"].clone().requires_grad_()
-        values, _ = Clip(p["clip"], p["clip"])({LOGPROBS: live, OLD_LOGPROBS: placed["old_log_prob"]}, plain)
+        values, _ = Clip(params["clip"], params["clip"])({LOGPROBS: live, OLD_LOGPROBS: placed["old_log_prob"]}, plain)
         loss = (weight * values)[mask].mean()
         (gradient,) = torch.autograd.grad(loss, live)
-        close(weight[mask], out[f"weights_{way}_mean_1"], 1e-6)
-        close(loss, out[f"loss_{way}"], 1e-6)
-        close(gradient[mask], out[f"grad_{way}"], 1e-6)
+        close(weight[mask], outputs[f"weights_{way}_mean_1"], 1e-6)
+        close(loss, outputs[f"loss_{way}"], 1e-6)
+        close(gradient[mask], outputs[f"grad_{way}"], 1e-6)
 
 
 @check("longcat.formulas.a", "longcat.formulas.b")
-def most_spread_group(vector: Vector) -> None:
-    p, inputs, out = vector.params, vector.inputs, vector.outputs
+def most_spread_group(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
     rewards = tensor(inputs["rewards"])
     ids = blocks(rewards.numel(), rewards.shape[1])
     found = credited(GroupNorm("max_group", ddof=0, eps=0.0, zero_below=0.0), rewards.flatten(), ids)
-    close(found, rewards.new_tensor(out["advantage_max_deviation"]).flatten(), vector.tolerance)
+    close(found, rewards.new_tensor(outputs["advantage_max_deviation"]).flatten(), tolerance)
     for i, (sigma, length) in enumerate(zip(inputs["sigma"], inputs["step"], strict=True)):
         sigmas, at = tensor([sigma, sigma - length]), torch.zeros(1, dtype=torch.long)
-        free, capped = FlowSDE(p["a"]), FlowSDE(p["a"], p["cap"])
-        close(capped.deviation(sigmas, at)[0], out["deviation"][i], vector.tolerance)
-        close(capped.diffusion(sigmas, at)[0], out["drift_s"][i], vector.tolerance)
+        free, capped = FlowSDE(params["a"]), FlowSDE(params["a"], params["cap"])
+        close(capped.deviation(sigmas, at)[0], outputs["deviation"][i], tolerance)
+        close(capped.diffusion(sigmas, at)[0], outputs["drift_s"][i], tolerance)
         pull = RolloutPlan((StepPlan(free, trained=True),)).pulls(sigmas)
-        close(1 / pull[0], out["rectification"][i], 1e-5)
-        close(1.5 / pull[0], out["policy_weight"][i], 1e-5)
+        close(1 / pull[0], outputs["rectification"][i], 1e-5)
+        close(1.5 / pull[0], outputs["policy_weight"][i], 1e-5)
 
 
 @check("crd.loss.uniform", "crd.loss.plain_error")
-def centred_reward(vector: Vector) -> None:
-    p, out, tolerance = vector.params, vector.outputs, vector.tolerance
+def centred_reward(inputs: Any, params: Any, outputs: Any, tolerance: float, vector: Vector) -> None:
     live = of_rows(vector, "v").requires_grad_()
     readings = {
         VELOCITY: live,
@@ -145,41 +141,40 @@ def centred_reward(vector: Vector) -> None:
         VELOCITY._replace(model="ref"): of_rows(vector, "v_ref"),
         TARGET_VELOCITY: of_rows(vector, "target"),
     }
-    batch = batch_of(tensor(vector.inputs["advantages"])[:, None])
-    term = CenteredReward(p["beta"], float(p["adv_clip"]), p["normalized_errors"])
+    batch = batch_of(tensor(inputs["advantages"])[:, None])
+    term = CenteredReward(params["beta"], float(params["adv_clip"]), params["normalized_errors"])
     values, infos = term(readings, batch)
-    close(infos["policy/goodness"][:, 0], out["goodness"], tolerance)
-    close(values.mean() * p["beta"] / p["adv_clip"], out["raw_loss"], tolerance)
-    close(values.mean(), out["policy_loss"], tolerance)
-    kl, _ = FlowKL("velocity_mse", bad_share=1e-4 / p["kl"])(readings, batch)
-    close(p["kl"] * kl.mean(), out["kl_loss"], tolerance)
-    loss = values.mean() + p["kl"] * kl.mean()
-    close(loss, out["loss"], tolerance)
-    close(torch.autograd.grad(loss, live)[0][:, 0], out["grad_v"], tolerance)
+    close(infos["policy/goodness"][:, 0], outputs["goodness"], tolerance)
+    close(values.mean() * params["beta"] / params["adv_clip"], outputs["raw_loss"], tolerance)
+    close(values.mean(), outputs["policy_loss"], tolerance)
+    kl, _ = FlowKL("velocity_mse", bad_share=1e-4 / params["kl"])(readings, batch)
+    close(params["kl"] * kl.mean(), outputs["kl_loss"], tolerance)
+    loss = values.mean() + params["kl"] * kl.mean()
+    close(loss, outputs["loss"], tolerance)
+    close(torch.autograd.grad(loss, live)[0][:, 0], outputs["grad_v"], tolerance)
 
 
 @check("crd.decay")
-def slow_copies(vector: Vector) -> None:
-    for name, word in vector.params.items():
+def slow_copies(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
+    for name, word in params.items():
         flat, first, slope, most = word.split("-")
         decay = RampDecay(int(flat), float(slope), float(most), float(first))
-        close([decay(step) for step in vector.inputs["steps"]], vector.outputs[name], vector.tolerance)
+        close([decay(step) for step in inputs["steps"]], outputs[name], tolerance)
 
 
 @check("few_step.renoise.a", "few_step.renoise.b")
-def renewed_noise(vector: Vector) -> None:
+def renewed_noise(inputs: Any, outputs: Any, tolerance: float) -> None:
     """CPS at level 1, from any latent that predicts this data."""
-    data, noise = tensor(vector.inputs["data"]), tensor(vector.inputs["noise"])
-    for i, sigma_next in enumerate(vector.inputs["sigma_next"]):
+    data, noise = tensor(inputs["data"]), tensor(inputs["noise"])
+    for i, sigma_next in enumerate(inputs["sigma_next"]):
         sigma = (1 + sigma_next) / 2
         x = 1.7 * noise[i : i + 1] - data[i : i + 1]
         gaussian = CPS(1.0).transition(x, (x - data[i : i + 1]) / sigma, tensor([sigma, sigma_next]), torch.zeros(1).long())
-        close(gaussian.draw(noise[i : i + 1])[0], vector.outputs["x_next"][i], vector.tolerance)
+        close(gaussian.draw(noise[i : i + 1])[0], outputs["x_next"][i], tolerance)
 
 
 @check(*each("dgpo.", "loss.plain", "loss.clip", "loss.clip_wide", "pairs_are_dpo"))
-def group_preference(vector: Vector) -> None:
-    p, out, tolerance = vector.params, vector.outputs, vector.tolerance
+def group_preference(inputs: Any, params: Any, outputs: Any, tolerance: float, vector: Vector) -> None:
     live = of_rows(vector, "v").requires_grad_()
     readings = {
         VELOCITY: live,
@@ -187,38 +182,37 @@ def group_preference(vector: Vector) -> None:
         VELOCITY._replace(model="ema"): of_rows(vector, "v_old"),
         TARGET_VELOCITY: velocity_of(of_rows(vector, "x0"), of_rows(vector, "noise")),
     }
-    advantages, ids = tensor(vector.inputs["advantages"]), [int(i) for i in vector.inputs["groups"]]
+    advantages, ids = tensor(inputs["advantages"]), [int(i) for i in inputs["groups"]]
     batch = make_batch(torch.ones(len(ids), 1), advantages, {}, ids)
-    values, infos = GroupPreference(p["beta"], p["clip"] if p["clip_errors"] else None)(readings, batch)
+    values, infos = GroupPreference(params["beta"], params["clip"] if params["clip_errors"] else None)(readings, batch)
     firsts = [ids.index(i) for i in sorted(set(ids))]
-    close(infos["policy/disorder"][firsts, 0], out["group_weight"], tolerance)
-    close(values[firsts, 0], torch.nn.functional.softplus(tensor(out["group_sum"])) / p["beta"], tolerance)
+    close(infos["policy/disorder"][firsts, 0], outputs["group_weight"], tolerance)
+    close(values[firsts, 0], torch.nn.functional.softplus(tensor(outputs["group_sum"])) / params["beta"], tolerance)
     (gradient,) = torch.autograd.grad(values.mean(), live)
-    close(gradient[:, 0], out["grad_v"], tolerance)
-    _, infos = GroupPreference(p["beta"], p["clip"])(readings, batch)
-    close(infos["policy/clip_frac"][:, 0], tensor(out["clipped"]), tolerance)
-    if "dpo_grad_v" in out:
-        close(gradient[:, 0] * p["beta"], out["dpo_grad_v"], tolerance)
+    close(gradient[:, 0], outputs["grad_v"], tolerance)
+    _, infos = GroupPreference(params["beta"], params["clip"])(readings, batch)
+    close(infos["policy/clip_frac"][:, 0], tensor(outputs["clipped"]), tolerance)
+    if "dpo_grad_v" in outputs:
+        close(gradient[:, 0] * params["beta"], outputs["dpo_grad_v"], tolerance)
 
 
 @check("mixed_weights.rollout.a", "mixed_weights.rollout.b")
-def mixed_weights(vector: Vector) -> None:
-    p, sigmas, x1 = vector.params, tensor(vector.inputs["sigmas"]), tensor(vector.inputs["x1"])
-    tuned, base = tensor(vector.inputs["a"]), tensor(vector.inputs["b"])
-    plan = evaluation_plan(p["T"], base_from=p["tuned_steps"] / p["T"])
-    assert plan.base_from == p["tuned_steps"]
+def mixed_weights(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
+    sigmas, x1 = tensor(inputs["sigmas"]), tensor(inputs["x1"])
+    tuned, base = tensor(inputs["a"]), tensor(inputs["b"])
+    plan = evaluation_plan(params["T"], base_from=params["tuned_steps"] / params["T"])
+    assert plan.base_from == params["tuned_steps"]
 
     def velocity(x: Tensor, step: int, rows: Tensor) -> Tensor:
-        return 0.4 * x + sigmas[step] * (tuned if step < p["tuned_steps"] else base)
+        return 0.4 * x + sigmas[step] * (tuned if step < params["tuned_steps"] else base)
 
     found = integrate(plan, sigmas, lay_out(plan, [len(x1)], [0]), velocity, lambda column, rows: x1[rows])
-    close(torch.stack(found.states), vector.outputs["states"], vector.tolerance)
+    close(torch.stack(found.states), outputs["states"], tolerance)
 
 
 @check("unigrpo.flow.a", "unigrpo.flow.b")
-def normalized_ratios_near_the_reference(vector: Vector) -> None:
+def normalized_ratios_near_the_reference(inputs: Any, params: Any, outputs: Any, tolerance: float, vector: Vector) -> None:
     """The official weights per step have mean 1."""
-    p, inputs, out, tolerance = vector.params, vector.inputs, vector.outputs, vector.tolerance
     n, steps, sigmas = len(inputs["advantages"]), inputs["steps"], tensor(inputs["sigmas"])
     new, old = tensor(inputs["mean_new"]).requires_grad_(), tensor(inputs["mean_old"])
     std = tensor(inputs["std"]).expand(n, -1)
@@ -227,26 +221,25 @@ def normalized_ratios_near_the_reference(vector: Vector) -> None:
     for reading, mean in ((LOGPROBS, new), (OLD_LOGPROBS, old)):
         readings[reading] = -((x_next - mean) ** 2 / (2 * scale**2)).flatten(2).mean(2)
     batch = batch_of(tensor(inputs["advantages"])[:, None].expand(-1, len(steps)))
-    values, infos = RatioNorm(p["clip"], p["clip"])(readings, batch)
-    close(infos["policy/ratio"].log(), out["log_ratio_scaled"], tolerance)
-    if p["inverse_step_mean_1"]:
+    values, infos = RatioNorm(params["clip"], params["clip"])(readings, batch)
+    close(infos["policy/ratio"].log(), outputs["log_ratio_scaled"], tolerance)
+    if params["inverse_step_mean_1"]:
         dt = (sigmas[:-1] - sigmas[1:])[steps].expand(n, -1)
         weight = InverseStep()(make_batch(torch.ones_like(dt), torch.zeros(n), {DT: dt}), Counts(1, 1, 1))
         values = values * weight / weight.mean()
-    close(values.mean(), out["policy_loss"], tolerance)
-    close(torch.autograd.grad(values.mean(), new)[0], out["grad_mean_new"], tolerance)
+    close(values.mean(), outputs["policy_loss"], tolerance)
+    close(torch.autograd.grad(values.mean(), new)[0], outputs["grad_mean_new"], tolerance)
     velocities = {VELOCITY: of_rows(vector, "v"), VELOCITY._replace(model="ref"): of_rows(vector, "v_ref")}
     kl, _ = FlowKL("velocity_mse")(velocities, batch_of(torch.zeros(len(inputs["v"]), 1, dtype=torch.float64)))
-    close(kl.mean(), out["velocity_mse"], tolerance)
+    close(kl.mean(), outputs["velocity_mse"], tolerance)
 
 
 @check("opd.kl.a", "opd.kl.b")
-def distance_from_a_teacher(vector: Vector) -> None:
+def distance_from_a_teacher(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
     """Half the squared means on steps without noise, the KL divergence on noisy ones, and verl-omni's without the step."""
-    p, inputs, out, tolerance = vector.params, vector.inputs, vector.outputs, vector.tolerance
-    sigmas, steps = tensor(inputs["sigmas"]), torch.tensor(p["steps"])
+    sigmas, steps = tensor(inputs["sigmas"]), torch.tensor(params["steps"])
     x, batch = tensor(inputs["x"]), batch_of(torch.zeros(len(inputs["x"]), len(steps), dtype=torch.float64))
-    dynamics, ways = FlowSDE(p["level"]), {name: tensor(inputs[f"v_{name}"]) for name in ("student", "teacher")}
+    dynamics, ways = FlowSDE(params["level"]), {name: tensor(inputs[f"v_{name}"]) for name in ("student", "teacher")}
     std = dynamics.deviation(sigmas, steps).expand(len(x), -1)
     readings = {STD: std, DT: (sigmas[steps] - sigmas[steps + 1]).expand(len(x), -1)}
     euler, noisy = dict[Reading, Tensor](), dict(readings)
@@ -256,19 +249,19 @@ def distance_from_a_teacher(vector: Vector) -> None:
         )
         means = [dynamics.transition(x[:, i], v[:, i], sigmas, steps[i].expand(len(x))).mean for i in range(len(steps))]
         noisy[reading] = torch.stack(means, 1)
-    close(0.5 * FlowKL("mean_mse", "teacher")(euler, batch)[0], out["ode_half_square"], tolerance)
-    close(FlowKL("true", "teacher")(noisy, batch)[0], out["sde_true_kl"], tolerance)
-    close(FlowKL("no_dt", "teacher")(noisy, batch)[0].mean(0), out["verl_no_dt_mean_per_step"], tolerance)
+    close(0.5 * FlowKL("mean_mse", "teacher")(euler, batch)[0], outputs["ode_half_square"], tolerance)
+    close(FlowKL("true", "teacher")(noisy, batch)[0], outputs["sde_true_kl"], tolerance)
+    close(FlowKL("no_dt", "teacher")(noisy, batch)[0].mean(0), outputs["verl_no_dt_mean_per_step"], tolerance)
 
 
 @check("vgpo.formulas.a", "vgpo.formulas.b")
-def rewards_per_step(vector: Vector) -> None:
-    p, rewards, out = vector.params, tensor(vector.inputs["instant_rewards"]), vector.outputs
-    advantage = StepRewards(p["gamma"], p["k"], 1.0, ddof=p["ddof"], eps=p["eps"], zero_below=0.0)
+def rewards_per_step(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
+    rewards = tensor(inputs["instant_rewards"])
+    advantage = StepRewards(params["gamma"], params["k"], 1.0, ddof=params["ddof"], eps=params["eps"], zero_below=0.0)
     values = advantage.values_of(rewards)
-    close(values, out["value"], vector.tolerance)
-    close(advantage.weights_of(values), out["step_weight"], vector.tolerance)
-    close(advantage.compare(values), out["advantage"], vector.tolerance)
+    close(values, outputs["value"], tolerance)
+    close(advantage.weights_of(values), outputs["step_weight"], tolerance)
+    close(advantage.compare(values), outputs["advantage"], tolerance)
 
 
 LIVE = VELOCITY._replace(guidance=1.0)
@@ -286,15 +279,14 @@ def loss_of_pairs(
 
 
 @check("dpo_diffusion")
-def dpo_diffusion(vector: Vector) -> None:
+def dpo_diffusion(inputs: Any, params: Any, outputs: Any) -> None:
     """Errors of predicted noise, from the velocities of the same model as a flow."""
-    inputs, p = vector.inputs, vector.params
-    table = DiffusionTable(p["beta_start"], p["beta_end"], p["beta_schedule"]).table.double()
+    table = DiffusionTable(params["beta_start"], params["beta_end"], params["beta_schedule"]).table.double()
     sigma = table[torch.tensor(inputs["timesteps"])].repeat(2)
     noise, weights = tensor(inputs["noise"]).repeat(2, 1, 1, 1), tensor(inputs["weights"]).requires_grad_()
     noisy = add_noise(tensor(inputs["latents"]), noise, sigma) / ((1 - sigma) ** 2 + sigma**2).sqrt()[:, None, None, None]
-    close(noisy, vector.outputs["noisy"], 1e-5, "noisy")
-    noisy = tensor(vector.outputs["noisy"])
+    close(noisy, outputs["noisy"], 1e-5, "noisy")
+    noisy = tensor(outputs["noisy"])
 
     def velocity(of: Tensor) -> Tensor:
         predicted = torch.einsum("oc,nchw->nohw", of, noisy)
@@ -302,7 +294,7 @@ def dpo_diffusion(vector: Vector) -> None:
 
     readings = {LIVE: velocity(weights), REF: velocity(tensor(inputs["ref_weights"])), SIGMA: sigma}
     readings |= {TARGET_VELOCITY: torch.zeros_like(noisy)}
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         loss, metrics = loss_of_pairs(DenoisingPreference(case["beta"], "noise"), readings, [1, 1, -1, -1], [0, 1, 0, 1])
         close(loss, case["loss"], 1e-6, "loss")
         close(torch.autograd.grad(loss, weights, retain_graph=True)[0], case["grad"], 1e-6, "gradient")
@@ -311,15 +303,14 @@ def dpo_diffusion(vector: Vector) -> None:
 
 
 @check("dpo_flow")
-def dpo_flow(vector: Vector) -> None:
-    inputs = vector.inputs
+def dpo_flow(inputs: Any, outputs: Any) -> None:
     data, noise = tensor(inputs["data"]), tensor(inputs["noise"]).repeat(2, 1, 1, 1)
     noisy = add_noise(data, noise, tensor(inputs["sigma"]).repeat(2))
-    close(noisy, vector.outputs["noisy"], 1e-9, "noisy")
+    close(noisy, outputs["noisy"], 1e-9, "noisy")
     weights = tensor(inputs["weights"]).requires_grad_()
     live, ref = (torch.einsum("oc,nchw->nohw", of, noisy) for of in (weights, tensor(inputs["ref_weights"])))
     readings = {LIVE: live, REF: ref, TARGET_VELOCITY: noise - data}
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         term = DenoisingPreference(case["beta"])
         loss, metrics = loss_of_pairs(term, readings, [1, 1, -1, -1], [0, 1, 0, 1])
         close(loss, case["loss"], 1e-9, "loss")
@@ -331,9 +322,8 @@ def dpo_flow(vector: Vector) -> None:
 
 
 @check(*each("flow_dpo.loss.", "beta2000", "beta100", "beta5"))
-def flow_dpo(vector: Vector) -> None:
+def flow_dpo(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
     """Winners behind losers, with a row between that belongs to no pair."""
-    inputs, out = vector.inputs, vector.outputs
     winner, loser, noise = (tensor(inputs[name]) for name in ("winner", "loser", "noise"))
     leaves = [tensor(inputs[name]).requires_grad_() for name in ("v_loser", "v_winner")]
     n = len(noise)
@@ -343,21 +333,21 @@ def flow_dpo(vector: Vector) -> None:
         TARGET_VELOCITY: torch.cat([noise - loser, noise - loser, noise - winner]),
     }
     sign, ids = [-1.0] * n + [0.0] * n + [1.0] * n, [*range(n)] * 3
-    loss, _ = loss_of_pairs(DenoisingPreference(vector.params["beta"]), readings, sign, ids)
+    loss, _ = loss_of_pairs(DenoisingPreference(params["beta"]), readings, sign, ids)
     loss = loss * 3 / 2
-    close(loss, out["loss"], vector.tolerance, "loss")
+    close(loss, outputs["loss"], tolerance, "loss")
     for found, name in zip(torch.autograd.grad(loss, leaves), ("grad_v_loser", "grad_v_winner"), strict=True):
-        close(found, out[name], vector.tolerance, name)
+        close(found, outputs[name], tolerance, name)
 
 
 @check("dpo_denoising")
-def dpo_denoising(vector: Vector) -> None:
+def dpo_denoising(inputs: Any, outputs: Any) -> None:
     """Errors are given: one place of a latent holds their root."""
-    w, l_, ref_w, ref_l = (tensor(vector.inputs[name]) for name in ("model_w", "model_l", "ref_w", "ref_l"))
+    w, l_, ref_w, ref_l = (tensor(inputs[name]) for name in ("model_w", "model_l", "ref_w", "ref_l"))
     readings = {LIVE: torch.cat([w, l_]).sqrt()[:, None], REF: torch.cat([ref_w, ref_l]).sqrt()[:, None]}
     readings |= {TARGET_VELOCITY: torch.zeros_like(readings[LIVE])}
     n = len(w)
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         sign, ids = [1.0] * n + [-1.0] * n, [*range(n)] * 2
         loss, metrics = loss_of_pairs(DenoisingPreference(case["beta"]), readings, sign, ids)
         close(loss, tensor(case["loss"]).mean(), what=f"loss {case['beta']}")
@@ -376,27 +366,26 @@ def pairs_of(rewards: list[float], ids: list[int]) -> list[tuple[int, int]]:
 
 
 @check(*each("flow_dpo.pairs.", "a", "ties"))
-def flow_dpo_pairs(vector: Vector) -> None:
+def flow_dpo_pairs(inputs: Any, outputs: Any) -> None:
     """A group of equal rewards has no pair, where the code compares its first sample with itself."""
-    wanted: list[Any] = [tuple(pair) for pair in vector.outputs["pairs"] if pair[0] != pair[1]]
-    assert pairs_of(vector.inputs["advantages"], vector.inputs["groups"]) == wanted
+    wanted: list[Any] = [tuple(pair) for pair in outputs["pairs"] if pair[0] != pair[1]]
+    assert pairs_of(inputs["advantages"], inputs["groups"]) == wanted
 
 
 @check(*each("labels.", "a", "b"))
-def labels(vector: Vector) -> None:
+def labels(inputs: Any, outputs: Any, tolerance: float) -> None:
     """Those that are built: of rejection fine-tuning and of pairs."""
-    rewards, ids = vector.inputs["rewards"], ids_of(vector.inputs["prompts"])
-    close(credited(BestWorst(worst=False), rewards, ids), vector.outputs["sft"], vector.tolerance, "sft")
-    close(credited(BestWorst(), rewards, ids), vector.outputs["dpo"], vector.tolerance, "dpo")
+    rewards, ids = inputs["rewards"], ids_of(inputs["prompts"])
+    close(credited(BestWorst(worst=False), rewards, ids), outputs["sft"], tolerance, "sft")
+    close(credited(BestWorst(), rewards, ids), outputs["dpo"], tolerance, "dpo")
 
 
 @check(*each("flow_sft.loss.", "a", "b"))
-def flow_sft(vector: Vector) -> None:
-    inputs, out = vector.inputs, vector.outputs
+def flow_sft(inputs: Any, outputs: Any, tolerance: float) -> None:
     v, target = tensor(inputs["v"]).requires_grad_(), tensor(inputs["noise"]) - tensor(inputs["data"])
     algorithm = Algorithm(((1.0, Matching()),), aggregation=SequenceMean())
     batch = make_batch(torch.ones(len(v), 1), tensor(inputs["labels"]), {TARGET_VELOCITY: target[:, None]})
     loss, metrics = algorithm.loss(weighed(algorithm, batch), {LIVE: v[:, None]})
-    close(loss, out["loss"], vector.tolerance, "loss")
-    close(metrics["policy/matching_error"], tensor(out["error"]).mean(), vector.tolerance, "error")
-    close(torch.autograd.grad(loss, v)[0], out["grad_v"], vector.tolerance, "gradient")
+    close(loss, outputs["loss"], tolerance, "loss")
+    close(metrics["policy/matching_error"], tensor(outputs["error"]).mean(), tolerance, "error")
+    close(torch.autograd.grad(loss, v)[0], outputs["grad_v"], tolerance, "gradient")

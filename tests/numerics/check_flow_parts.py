@@ -47,34 +47,35 @@ FLOAT32 = 3e-6
 
 
 @check(*(f"flow_grpo.advantage.global_std_{s}.{shape}" for s in ("true", "false") for shape in ("1d", "per_timestep")))
-def flow_grpo_advantage(vector: Vector) -> None:
-    p, rewards, expected = vector.params, tensor(vector.inputs["rewards"]), tensor(vector.outputs["advantages"])
-    advantage = GroupNorm(scale="batch" if p["global_std"] else "group", ddof=p["ddof"], eps=p["eps"])
+def flow_grpo_advantage(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards, expected = tensor(inputs["rewards"]), tensor(outputs["advantages"])
+    advantage = GroupNorm(scale="batch" if params["global_std"] else "group", ddof=params["ddof"], eps=params["eps"])
     by_step = zip(*(x.view(len(x), -1).unbind(1) for x in (rewards, expected)), strict=True)
     for own, wanted in by_step:
-        close(credited(advantage, own, ids_of(vector.inputs["prompts"])), wanted)
+        close(credited(advantage, own, ids_of(inputs["prompts"])), wanted)
 
 
 @check("flow_grpo.advantage.flat")
-def flat_advantage(vector: Vector) -> None:
-    rewards = vector.inputs["rewards"]
-    close(credited(GroupNorm(ddof=0, eps=vector.params["eps"]), rewards, [0] * len(rewards)), vector.outputs["advantages"])
+def flat_advantage(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards = inputs["rewards"]
+    close(credited(GroupNorm(ddof=0, eps=params["eps"]), rewards, [0] * len(rewards)), outputs["advantages"])
 
 
 @check("flow_grpo.advantage.type_sft", "flow_grpo.advantage.type_dpo")
-def labels(vector: Vector) -> None:
-    part, ids = BestWorst(worst=vector.params["type"] == "dpo"), ids_of(vector.inputs["prompts"])
-    close(credited(part, vector.inputs["rewards"], ids), vector.outputs["labels"])
+def labels(inputs: Any, params: Any, outputs: Any) -> None:
+    part, ids = BestWorst(worst=params["type"] == "dpo"), ids_of(inputs["prompts"])
+    close(credited(part, inputs["rewards"], ids), outputs["labels"])
 
 
-def flow_factory_advantage(vector: Vector, summed: bool) -> None:
-    p, inputs = vector.params, vector.inputs
-    rewards = torch.stack([tensor(inputs[f"reward_{name}"]) for name in p["weights"]], 1)
-    part: Advantage = Decoupled(p["ddof"], p["std_floor"], "max", whiten_eps=p["std_floor"], whiten_mode="max", zero_below=0.0)
+def flow_factory_advantage(inputs: Any, params: Any, outputs: Any, summed: bool) -> None:
+    rewards = torch.stack([tensor(inputs[f"reward_{name}"]) for name in params["weights"]], 1)
+    part: Advantage = Decoupled(
+        params["ddof"], params["std_floor"], "max", whiten_eps=params["std_floor"], whiten_mode="max", zero_below=0.0
+    )
     if summed:
-        part = GroupNorm("batch" if p["global_std"] else "group", p["ddof"], p["std_floor"], "max")
-    groups, weights = [int(i) for i in inputs["group"]], list(p["weights"].values())
-    close(credited(part, rewards, groups, weights), vector.outputs["advantages"], 1e-6)
+        part = GroupNorm("batch" if params["global_std"] else "group", params["ddof"], params["std_floor"], "max")
+    groups, weights = [int(i) for i in inputs["group"]], list(params["weights"].values())
+    close(credited(part, rewards, groups, weights), outputs["advantages"], 1e-6)
 
 
 for how in ("sum", "gdpo"):
@@ -84,26 +85,32 @@ for how in ("sum", "gdpo"):
 
 
 @check("dancegrpo.advantage")
-def dancegrpo_advantage(vector: Vector) -> None:
-    rewards, p = vector.inputs["rewards"], vector.params
-    close(credited(GroupNorm(ddof=p["ddof"], eps=p["eps"]), rewards, [0] * len(rewards)), vector.outputs["advantages"], FLOAT32)
+def dancegrpo_advantage(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards = inputs["rewards"]
+    close(
+        credited(GroupNorm(ddof=params["ddof"], eps=params["eps"]), rewards, [0] * len(rewards)), outputs["advantages"], FLOAT32
+    )
 
 
 @check("dancegrpo.best_of_n")
-def best_of_n(vector: Vector) -> None:
-    p, inputs = vector.params, vector.inputs
-    total = p["vq_coef"] * tensor(inputs["vq_advantages"]) + p["mq_coef"] * tensor(inputs["mq_advantages"])
-    top, bottom = extremes(total, p["bestofn"])
-    assert (top.tolist(), bottom.tolist()) == (vector.outputs["top"], vector.outputs["bottom"])
+def best_of_n(inputs: Any, params: Any, outputs: Any) -> None:
+    total = params["vq_coef"] * tensor(inputs["vq_advantages"]) + params["mq_coef"] * tensor(inputs["mq_advantages"])
+    top, bottom = extremes(total, params["bestofn"])
+    assert (top.tolist(), bottom.tolist()) == (outputs["top"], outputs["bottom"])
 
 
 @check("prefgrpo.advantage.gdpo_false", "prefgrpo.advantage.gdpo_true")
-def prefgrpo_advantage(vector: Vector) -> None:
-    p = vector.params
-    rewards = torch.stack([tensor(vector.inputs[name]) for name in p["weights"]], 1)
-    part = Decoupled(p["ddof"], p["eps"], zero_below=0.0, whiten="rollout" if p["apply_gdpo"] else "none", whiten_eps=p["eps"])
-    groups = blocks(len(rewards), p["num_generations"])
-    close(credited(part, rewards, groups, list(p["weights"].values())), vector.outputs["advantages"], FLOAT32)
+def prefgrpo_advantage(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards = torch.stack([tensor(inputs[name]) for name in params["weights"]], 1)
+    part = Decoupled(
+        params["ddof"],
+        params["eps"],
+        zero_below=0.0,
+        whiten="rollout" if params["apply_gdpo"] else "none",
+        whiten_eps=params["eps"],
+    )
+    groups = blocks(len(rewards), params["num_generations"])
+    close(credited(part, rewards, groups, list(params["weights"].values())), outputs["advantages"], FLOAT32)
 
 
 def tree_rollouts(leaf_ids: list[str], edge_log_prob: dict[str, float]) -> tuple[Rollouts, list[list[str]]]:
@@ -123,25 +130,24 @@ def tree_rollouts(leaf_ids: list[str], edge_log_prob: dict[str, float]) -> tuple
     return shared, paths
 
 
-def tree_advantage(vector: Vector, fusion: Literal["mean", "path"]) -> None:
-    p, expected = vector.params, vector.outputs
-    rows, paths = tree_rollouts(vector.inputs["leaf_ids"], vector.inputs["edge_log_prob"])
-    rewards, keep = tensor(vector.inputs["leaf_rewards"]), torch.ones(len(paths), dtype=torch.bool)
+def tree_advantage(inputs: Any, params: Any, outputs: Any, fusion: Literal["mean", "path"]) -> None:
+    rows, paths = tree_rollouts(inputs["leaf_ids"], inputs["edge_log_prob"])
+    rewards, keep = tensor(inputs["leaf_rewards"]), torch.ones(len(paths), dtype=torch.bool)
     nodes = node_columns(rows)
     worth = mean_of_leaves(rewards, nodes, keep)
     if fusion == "path":
         worth = path_weighted(rewards, nodes, keep, rows.recorded[ROLLOUT_LOGPROBS])
-    part = TreeNorm(ddof=p["std_ddof"], eps=p["eps"], zero_below=p["zero_if_std_below"], clip=None, fusion=fusion)
+    part = TreeNorm(ddof=params["std_ddof"], eps=params["eps"], zero_below=params["zero_if_std_below"], clip=None, fusion=fusion)
     found = part(scores(rewards[:, None]), rows).values
     seen = {"r"}
-    close(worth[:, 0], [expected["reward"]["r"]] * len(paths), 1e-6)
-    assert expected["advantage"]["r"] == 0
+    close(worth[:, 0], [outputs["reward"]["r"]] * len(paths), 1e-6)
+    assert outputs["advantage"]["r"] == 0
     for i, row in enumerate(paths):
         for t, path in enumerate(row):
             seen.add(path)
-            close(worth[i, t + 1], expected["reward"][path], 1e-6, path)
-            close(found[i, t], expected["advantage"][path], FLOAT32, path)
-    assert seen == set(expected["reward"]) == set(expected["advantage"])
+            close(worth[i, t + 1], outputs["reward"][path], 1e-6, path)
+            close(found[i, t], outputs["advantage"][path], FLOAT32, path)
+    assert seen == set(outputs["reward"]) == set(outputs["advantage"])
 
 
 check("branchgrpo.tree_advantage.mean")(partial(tree_advantage, fusion="mean"))
@@ -149,15 +155,15 @@ check("branchgrpo.tree_advantage.softmax")(partial(tree_advantage, fusion="path"
 
 
 @check("branchgrpo.prune.width2")
-def width_pruning(vector: Vector) -> None:
-    tree, rewards = Tree(), tensor(vector.inputs["leaf_rewards"])
-    layout = lay_out(tree.at(vector.params["current_step"]), [tree.group_size], [0])
+def width_pruning(inputs: Any, params: Any, outputs: Any) -> None:
+    tree, rewards = Tree(), tensor(inputs["leaf_rewards"])
+    layout = lay_out(tree.at(params["current_step"]), [tree.group_size], [0])
     plain = rollouts(layout.trained, [0] * tree.group_size)
     rows = Rollouts(plain.groups, plain.group_ids, plain.sample_ids, layout.trained, Nothing(), {}, layout.node_ids)
-    credit = TreeNorm(kept_chains=vector.params["width_pruning_ratio"])(scores(rewards[:, None]), rows)
+    credit = TreeNorm(kept_chains=params["width_pruning_ratio"])(scores(rewards[:, None]), rows)
     assert credit.actions is not None
     mask = layout.trained & credit.actions
-    assert (int(mask.sum()), kept_by_depth(mask)) == (vector.outputs["kept"], vector.outputs["kept_per_child_depth"])
+    assert (int(mask.sum()), kept_by_depth(mask)) == (outputs["kept"], outputs["kept_per_child_depth"])
     best, last = int(rewards.argmax()), int(rewards.argmin())
     assert bool(mask[best, -1]) and bool(mask[last, -1])
 
@@ -175,43 +181,41 @@ def of_rows(vector: Vector, name: str) -> Tensor:
 
 
 @check("flow_grpo.loss.beta0.0", "flow_grpo.loss.beta0.04")
-def flow_grpo_loss(vector: Vector) -> None:
-    p, out = vector.params, vector.outputs
-    most = p["adv_clip_max"]
-    advantages = tensor(vector.inputs["advantages"])[:, p["timestep_column"]].clamp(-most, most)
+def flow_grpo_loss(inputs: Any, params: Any, outputs: Any, vector: Vector) -> None:
+    most = params["adv_clip_max"]
+    advantages = tensor(inputs["advantages"])[:, params["timestep_column"]].clamp(-most, most)
     readings = {LOGPROBS: of_rows(vector, "log_prob"), OLD_LOGPROBS: of_rows(vector, "old_log_prob")}
-    values, infos = term_values(Clip(p["clip_range"], p["clip_range"]), advantages, readings)
-    close(infos["policy/ratio"], out["ratio"], 1e-6)
-    close(values, torch.maximum(tensor(out["unclipped_loss"]), tensor(out["clipped_loss"])), 1e-6)
-    close(values.mean(), out["policy_loss"], 1e-6)
+    values, infos = term_values(Clip(params["clip_range"], params["clip_range"]), advantages, readings)
+    close(infos["policy/ratio"], outputs["ratio"], 1e-6)
+    close(values, torch.maximum(tensor(outputs["unclipped_loss"]), tensor(outputs["clipped_loss"])), 1e-6)
+    close(values.mean(), outputs["policy_loss"], 1e-6)
     loss = values.mean()
-    if "kl_loss" in out:
-        s = torch.full((len(advantages), 1), p["std_dev_t"], dtype=torch.float64)
+    if "kl_loss" in outputs:
+        s = torch.full((len(advantages), 1), params["std_dev_t"], dtype=torch.float64)
         means = {MEAN: of_rows(vector, "prev_mean"), MEAN._replace(model="ref"): of_rows(vector, "prev_mean_ref")}
         # S^2 / dt = s^2 for any step size: take one, and S with it
         kl, _ = term_values(FlowKL("no_dt"), advantages, {**means, STD: s * 0.3, DT: torch.full_like(s, 0.09)})
-        close(kl.mean(), out["kl_loss"], 1e-6)
-        loss = loss + p["beta"] * kl.mean()
-    close(loss, out["loss"], 1e-6)
+        close(kl.mean(), outputs["kl_loss"], 1e-6)
+        loss = loss + params["beta"] * kl.mean()
+    close(loss, outputs["loss"], 1e-6)
 
 
 @check("prefgrpo.kl")
-def true_kl(vector: Vector) -> None:
+def true_kl(params: Any, outputs: Any, vector: Vector) -> None:
     means = {MEAN: of_rows(vector, "mean"), MEAN._replace(model="ref"): of_rows(vector, "mean_ref")}
     n = len(means[MEAN])
-    std = torch.full((n, 1), vector.params["noise_scale_ref"], dtype=torch.float64)
+    std = torch.full((n, 1), params["noise_scale_ref"], dtype=torch.float64)
     kl, _ = term_values(FlowKL("true"), torch.zeros(n), {**means, STD: std})
-    close(kl.mean(), vector.outputs["kl"], FLOAT32)
+    close(kl.mean(), outputs["kl"], FLOAT32)
 
 
 @check("grpo_guard.flow_grpo", "grpo_guard.flow_factory", *each("grpo_guard.pref_grpo.", "flow_negative_dt", "dance_positive_dt"))
-def ratio_norm(vector: Vector) -> None:
-    p, out = vector.params, vector.outputs
-    of_the_batch, reweighted = "ratio_mean_bias" in out, isinstance(p["clip_range"], float)
-    dt = p["sqrt_neg_dt"] ** 2 if "sqrt_neg_dt" in p else abs(p["dt"])
-    std = p["noise_scale"] if "noise_scale" in p else p["std_dev_t"] * dt**0.5
-    clip = p["clip_range"] if reweighted else p["clip_range"][1]
-    advantages = tensor(vector.inputs["adv"])
+def ratio_norm(inputs: Any, params: Any, outputs: Any, vector: Vector) -> None:
+    of_the_batch, reweighted = "ratio_mean_bias" in outputs, isinstance(params["clip_range"], float)
+    dt = params["sqrt_neg_dt"] ** 2 if "sqrt_neg_dt" in params else abs(params["dt"])
+    std = params["noise_scale"] if "noise_scale" in params else params["std_dev_t"] * dt**0.5
+    clip = params["clip_range"] if reweighted else params["clip_range"][1]
+    advantages = tensor(inputs["adv"])
     full = torch.ones(len(advantages), 1, dtype=torch.float64)
     readings = {
         LOGPROBS: of_rows(vector, "log_prob"),
@@ -222,28 +226,28 @@ def ratio_norm(vector: Vector) -> None:
         DT: dt * full,
     }
     values, infos = term_values(RatioNorm(clip, clip, "batch" if of_the_batch else "row"), advantages, readings)
-    close(infos["policy/ratio"], out["ratio"], 1e-6)
+    close(infos["policy/ratio"], outputs["ratio"], 1e-6)
     if of_the_batch:
         gap = (readings[MEAN] - readings[SAMPLED_MEAN]) ** 2
-        close(gap.mean() / (2 * std**2), out["ratio_mean_bias"], 1e-6)
+        close(gap.mean() / (2 * std**2), outputs["ratio_mean_bias"], 1e-6)
     if reweighted:
         batch = make_batch(full, advantages, {DT: dt * full})
         values = values * InverseStep()(batch, Counts(1, 1, 1))[:, 0]
-    close(values.mean(), out["policy_loss"], FLOAT32)
+    close(values.mean(), outputs["policy_loss"], FLOAT32)
 
 
 @check("tempflow.weights.sd3_T10", "tempflow.weights.flux1024_T10")
-def noise_level_weights(vector: Vector) -> None:
-    sigmas, out = tensor(vector.params["sigmas"]), vector.outputs
+def noise_level_weights(params: Any, outputs: Any) -> None:
+    sigmas = tensor(params["sigmas"])
     steps = len(sigmas) - 1
-    std = FlowSDE(vector.params["noise_level"]).deviation(sigmas, torch.arange(steps))
-    close(std, out["std_sqrt_dt"], 1e-6)
-    close(std * vector.params["C"], out["weight"], 1e-6)
+    std = FlowSDE(params["noise_level"]).deviation(sigmas, torch.arange(steps))
+    close(std, outputs["std_sqrt_dt"], 1e-6)
+    close(std * params["C"], outputs["weight"], 1e-6)
     trained = torch.cat([std[:-1], torch.zeros(1, dtype=torch.float64)])[None]
     batch = make_batch(trained > 0, torch.zeros(1), {STD: trained})
     found = NoiseLevel()(Batch(batch.rollouts, trained, trained, trained, batch.frozen), Counts(1, 1, 1))[0]
-    close(found[:-1], std[:-1] * out["inverse_mean_over_first_T_minus_1"], 1e-6)
-    close(found[:-1], out["weight"][:-1], 3e-3, "the paper's constant to three digits")
+    close(found[:-1], std[:-1] * outputs["inverse_mean_over_first_T_minus_1"], 1e-6)
+    close(found[:-1], outputs["weight"][:-1], 3e-3, "the paper's constant to three digits")
 
 
 @check(
@@ -251,9 +255,8 @@ def noise_level_weights(vector: Vector) -> None:
     "nft.loss.beta0.1.all",
     *each("nft.loss.beta1.0.", "positive_only", "negative_only", "one_only", "binary"),
 )
-def negative_aware(vector: Vector) -> None:
-    p, out = vector.params, vector.outputs
-    x0, noise, t = of_rows(vector, "x0"), of_rows(vector, "noise"), tensor(p["t"])
+def negative_aware(inputs: Any, params: Any, outputs: Any, vector: Vector) -> None:
+    x0, noise, t = of_rows(vector, "x0"), of_rows(vector, "noise"), tensor(params["t"])
     readings = {
         VELOCITY: of_rows(vector, "v_new"),
         VELOCITY._replace(model="ema"): of_rows(vector, "v_old"),
@@ -261,37 +264,36 @@ def negative_aware(vector: Vector) -> None:
         TARGET_VELOCITY: velocity_of(x0, noise),
         SIGMA: t[:, None],
     }
-    most, beta, advantages = float(p["adv_clip_max"]), p["beta"], tensor(vector.inputs["advantage"])
-    term = NegativeAware(beta, most, p["adv_mode"])
+    most, beta, advantages = float(params["adv_clip_max"]), params["beta"], tensor(inputs["advantage"])
+    term = NegativeAware(beta, most, params["adv_mode"])
     values, infos = term_values(term, advantages, readings)
-    close(infos["policy/goodness"], out["r"])
-    close(values / most, out["per_sample"], 1e-6)
+    close(infos["policy/goodness"], outputs["r"])
+    close(values / most, outputs["per_sample"], 1e-6)
     old, new = readings[VELOCITY._replace(model="ema")], readings[VELOCITY]
     x_t = add_noise(x0[:, 0], noise[:, 0], t)
     extreme = torch.full_like(advantages, most)
     for sign, loss, weight in ((1, "positive_loss", "weight_pos"), (-1, "negative_loss", "weight_neg")):
         alone, _ = term_values(NegativeAware(beta, most), sign * extreme, readings)
-        close(alone * beta / most, out[loss], 1e-6, loss)
+        close(alone * beta / most, outputs[loss], 1e-6, loss)
         v = (old + sign * beta * (new - old))[:, 0]
         gap = data_of(x_t, v, t) - x0[:, 0]
-        close((gap**2).flatten(1).mean(1) / tensor(out[loss]), tensor(out[weight]).flatten(), 1e-6, weight)
+        close((gap**2).flatten(1).mean(1) / tensor(outputs[loss]), tensor(outputs[weight]).flatten(), 1e-6, weight)
     kl, _ = term_values(FlowKL("velocity_mse"), advantages, readings)
-    close(kl.mean(), out["kl"], 1e-6)
-    close(values.mean() + p["kl_beta"] * kl.mean(), out["loss"], 1e-6)
+    close(kl.mean(), outputs["kl"], 1e-6)
+    close(values.mean() + params["kl_beta"] * kl.mean(), outputs["loss"], 1e-6)
 
 
 @check("awm.log_prob", "awm.log_prob.flow_factory")
-def matching_score(vector: Vector) -> None:
-    p = vector.params
-    target, t = velocity_of(of_rows(vector, "x0"), of_rows(vector, "noise")), tensor(p["t"])
+def matching_score(params: Any, outputs: Any, vector: Vector) -> None:
+    target, t = velocity_of(of_rows(vector, "x0"), of_rows(vector, "noise")), tensor(params["t"])
     names = {"Uniform": "uniform", "t": "t", "t**2": "t2", "huber": "huber", "ghuber": "ghuber"}
-    exact = "elbo_std" in vector.outputs
-    for name, expected in vector.outputs["log_prob"].items():
-        term = AdvantageMatching(names[name], p.get("ghuber_power", 0.25))  # type: ignore[arg-type]
+    exact = "elbo_std" in outputs
+    for name, expected in outputs["log_prob"].items():
+        term = AdvantageMatching(names[name], params.get("ghuber_power", 0.25))  # type: ignore[arg-type]
         close(term.score(of_rows(vector, "v"), target, t[:, None])[:, 0], expected, 1e-7 if exact else FLOAT32, name)
     if exact:
         sigmas = torch.cat([t, torch.zeros(1, dtype=torch.float64)])
-        close(FlowSDE(0.7).diffusion(sigmas, torch.arange(len(t))), vector.outputs["elbo_std"], 1e-7)
+        close(FlowSDE(0.7).diffusion(sigmas, torch.arange(len(t))), outputs["elbo_std"], 1e-7)
 
 
 class Toy:
@@ -331,9 +333,9 @@ class Toy:
 
 
 @check(*each("reward_gradient.draft_refl.", "a", "b"))
-def draft_and_refl(vector: Vector) -> None:
-    toy, count = Toy(vector), vector.params["T"]
-    for name, out in vector.outputs.items():
+def draft_and_refl(params: Any, outputs: Any, tolerance: float, vector: Vector) -> None:
+    toy, count = Toy(vector), params["T"]
+    for name, out in outputs.items():
         if name == "refl":
             x, t = toy.states[out["step"]], toy.sigmas[out["step"]]
             end = x - t * toy.velocity(x, t)
@@ -342,44 +344,44 @@ def draft_and_refl(vector: Vector) -> None:
             active, through = path.choose(count, torch.Generator())
             steps = active.nonzero()[:, 0].tolist()
             end = toy.end(path, steps, {step: float(through[step]) for step in steps})
-        close(end, out["x0"], vector.tolerance, f"{name} x0")
-        toy.agrees(end, out, vector.tolerance, name)
+        close(end, out["x0"], tolerance, f"{name} x0")
+        toy.agrees(end, out, tolerance, name)
 
 
 @check(*each("reward_gradient.flowbp_sparse.", "a", "b"))
-def sparse(vector: Vector) -> None:
+def sparse(inputs: Any, outputs: Any, tolerance: float, vector: Vector) -> None:
     toy = Toy(vector)
-    for name, out in vector.outputs.items():
+    for name, out in outputs.items():
         steps, rescale = name.split(".rescale")
         end = toy.end(SurrogatePath("sparse", rescale=float(rescale)), map(int, steps.split("-")), {})
-        close(end, vector.inputs["x0"], vector.tolerance, "the rollout's value")
-        toy.agrees(end, out, vector.tolerance, name)
+        close(end, inputs["x0"], tolerance, "the rollout's value")
+        toy.agrees(end, out, tolerance, name)
 
 
 @check(*each("reward_gradient.flowbp_bridge.", "a", "b"))
-def bridge(vector: Vector) -> None:
-    toy, steps = Toy(vector), range(vector.params["T"])
-    for name, out in vector.outputs.items():
+def bridge(params: Any, outputs: Any, tolerance: float, vector: Vector) -> None:
+    toy, steps = Toy(vector), range(params["T"])
+    for name, out in outputs.items():
         joint, alpha = name.removeprefix("j").split(".alpha")
         end = toy.end(SurrogatePath("bridge", rescale=0.0), steps, {int(joint): float(alpha)})
-        toy.agrees(end, out, vector.tolerance, name)
+        toy.agrees(end, out, tolerance, name)
 
 
 @check("reward_gradient.flowbp_bridge.two_steps")
-def bridge_of_two_steps(vector: Vector) -> None:
+def bridge_of_two_steps(outputs: Any, tolerance: float, vector: Vector) -> None:
     """Full backpropagation, which is DRaFT with all steps."""
     toy = Toy(vector)
     for path in (SurrogatePath("bridge", alpha=1.0), SurrogatePath("draft", steps=2)):
         end = toy.end(path, range(2), {1: 1.0})
-        close(end, vector.outputs["x0"], vector.tolerance, "x0")
-        toy.agrees(end, dict(vector.outputs), vector.tolerance, path.kind)
+        close(end, outputs["x0"], tolerance, "x0")
+        toy.agrees(end, dict(outputs), tolerance, path.kind)
 
 
 @check("reward_gradient.flowbp_choices")
-def choices(vector: Vector) -> None:
+def choices(inputs: Any, outputs: Any) -> None:
     """Those of Sparse, Bridge and the last steps; supports are Lagrange's, which is not built."""
-    assert [list(shares_of(*case)) for case in vector.inputs["alloc"]] == vector.outputs["alloc"]
-    assert [[tail_of(int(count), share), count] for count, share in vector.inputs["tail"]] == vector.outputs["tail"]
+    assert [list(shares_of(*case)) for case in inputs["alloc"]] == outputs["alloc"]
+    assert [[tail_of(int(count), share), count] for count, share in inputs["tail"]] == outputs["tail"]
 
 
 class Given:
@@ -390,13 +392,13 @@ class Given:
 
 
 @check("reward_gradient.hinge")
-def hinge(vector: Vector) -> None:
-    rewards = tensor(vector.inputs["rewards"])
-    ((_, term),) = with_rewards(((1.0, RewardGradient(top=vector.params["top"])),), [("given", 1.0, Given())])
+def hinge(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards = tensor(inputs["rewards"])
+    ((_, term),) = with_rewards(((1.0, RewardGradient(top=params["top"])),), [("given", 1.0, Given())])
     pixels = rewards[:, None, None, None].expand(-1, 3, 2, 2).clone().requires_grad_()
     values, _ = term({PIXELS: pixels}, make_batch(torch.ones(len(rewards), 2), torch.zeros(len(rewards)), {}))
-    close(values[:, 0], vector.outputs["loss_per_row"], 1e-6, "loss")
-    close(vector.params["scale"] * values.mean(), vector.outputs["loss"], 1e-6, "mean")
+    close(values[:, 0], outputs["loss_per_row"], 1e-6, "loss")
+    close(params["scale"] * values.mean(), outputs["loss"], 1e-6, "mean")
 
 
 OF_CLIP = ("videoalign_score", "hpsv3_score_video")
@@ -425,38 +427,37 @@ def both(part: PerModality, rows: Rollouts, made: Scores) -> tuple[Tensor, Tenso
 
 
 @check("omninft.route.a", "omninft.route.b")
-def routes(vector: Vector) -> None:
+def routes(outputs: Any, tolerance: float, vector: Vector) -> None:
     clip, sound = both(*told(vector))
-    close(clip, vector.outputs["advantage_video"], vector.tolerance, "clip")
-    close(sound, vector.outputs["advantage_audio"], vector.tolerance, "sound")
+    close(clip, outputs["advantage_video"], tolerance, "clip")
+    close(sound, outputs["advantage_audio"], tolerance, "sound")
 
 
 @check("omninft.advantages")
-def advantages(vector: Vector) -> None:
+def advantages(outputs: Any, tolerance: float, vector: Vector) -> None:
     part, rows, made = told(vector)
     clip, sound = both(part, rows, made)
-    close(clip, vector.outputs["video"], vector.tolerance, "clip")
-    close(sound, vector.outputs["audio"], vector.tolerance, "sound")
-    close(part.each(made, rows).values[:, 0], vector.outputs["shared"], vector.tolerance, "shared")
+    close(clip, outputs["video"], tolerance, "clip")
+    close(sound, outputs["audio"], tolerance, "sound")
+    close(part.each(made, rows).values[:, 0], outputs["shared"], tolerance, "shared")
     for k, name in enumerate(made.names):
         alone = Scores((name,), made.values[:, k : k + 1], made.status[:, k : k + 1], made.weights.new_ones(1))
-        close(part.each(alone, rows).values[:, 0], vector.outputs["each"][name], vector.tolerance, name)
+        close(part.each(alone, rows).values[:, 0], outputs["each"][name], tolerance, name)
 
 
 @check("omninft.loss.video", "omninft.loss.weighted")
-def losses(vector: Vector) -> None:
+def losses(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
     """Its advantages are those of tokens, all of whose elements share them, and rows are actions; times are 1."""
-    inputs, params = vector.inputs, vector.params
     term = omninft.objective[0][1]
     assert isinstance(term, NegativeAware) and (term.beta, term.clip, term.parts) == (params["beta"], params["adv_clip"], True)
     data, old = (tensor(inputs[name])[:, None] for name in ("data", "data_old"))
     live = tensor(inputs["data_policy"])[:, None].requires_grad_()
     r = term.goodness(tensor(inputs["advantages"])[:, None])
-    close(r[:, 0], vector.outputs["goodness"], vector.tolerance, "goodness")
+    close(r[:, 0], outputs["goodness"], tolerance, "goodness")
     each = term.pulls(live, old, data, r, torch.ones(len(data), 1, dtype=torch.float64))[:, 0]
     weights: Any = tensor(inputs["region_weights"])[..., None].expand_as(each)
     rows = (each * weights).sum((1, 2)) / weights.sum((1, 2))
-    close(rows, vector.outputs["policy_per_row"], vector.tolerance, "rows")
-    close(rows.mean(), vector.outputs["loss"], vector.tolerance, "loss")
+    close(rows, outputs["policy_per_row"], tolerance, "rows")
+    close(rows.mean(), outputs["loss"], tolerance, "loss")
     (gradient,) = torch.autograd.grad(rows.mean(), live)
-    close(gradient[:, 0], vector.outputs["grad_data_policy"], vector.tolerance, "gradient")
+    close(gradient[:, 0], outputs["grad_data_policy"], tolerance, "gradient")

@@ -161,8 +161,8 @@ def trl_loss(vector: Vector, case: Mapping[str, Any], args: Mapping[str, Any]) -
 
 
 @check("trl_grpo_losses")
-def trl_grpo_losses(vector: Vector) -> None:
-    for case in vector.outputs["cases"]:
+def trl_grpo_losses(outputs: Any, vector: Vector) -> None:
+    for case in outputs["cases"]:
         args = {
             "loss_type": case["loss_type"],
             "level": case["importance_sampling_level"],
@@ -174,18 +174,17 @@ def trl_grpo_losses(vector: Vector) -> None:
 
 
 @check("trl_grpo_loss_variants")
-def trl_grpo_loss_variants(vector: Vector) -> None:
-    default = (vector.params["epsilon_low"], vector.params["epsilon_high"])
-    for case in vector.outputs["cases"]:
+def trl_grpo_loss_variants(params: Any, outputs: Any, vector: Vector) -> None:
+    default = (params["epsilon_low"], params["epsilon_high"])
+    for case in outputs["cases"]:
         trl_loss(vector, case, {"eps": default, **case["args"]})
 
 
 @check("trl_gmpo_loss")
-def trl_gmpo_loss(vector: Vector) -> None:
-    inputs, params = vector.inputs, vector.params
+def trl_gmpo_loss(inputs: Any, params: Any, outputs: Any) -> None:
     frozen = {OLD_LOGPROBS: tensor(inputs["old_per_token_logps"]), REF_LOGPROBS: tensor(inputs["ref_per_token_logps"])}
     batch = make_batch(tensor(inputs["completion_mask"]), tensor(inputs["advantages"]), frozen)
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         term = Gmpo(low=float(params["epsilon_low"]), high=float(params["epsilon_high"]))
         algorithm = Algorithm(objective=((1.0, term), (float(case["beta"]), ReferenceKL())))
         counts, live = trl_counts(batch, "gmpo", 1, None), {LOGPROBS: tensor(inputs["per_token_logps"])}
@@ -193,12 +192,11 @@ def trl_gmpo_loss(vector: Vector) -> None:
 
 
 @check("trl_vllm_importance_sampling")
-def trl_vllm_importance_sampling(vector: Vector) -> None:
-    inputs = vector.inputs
+def trl_vllm_importance_sampling(inputs: Any, outputs: Any) -> None:
     frozen = {OLD_LOGPROBS: tensor(inputs["old_per_token_logps"]), ROLLOUT_LOGPROBS: tensor(inputs["sampling_per_token_logps"])}
     mask = tensor(inputs["completion_mask"])
     batch = make_batch(mask, torch.ones(len(mask), dtype=torch.float64), frozen)
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         weight = RolloutCorrection(case["mode"], low=number(case["clip_min"]), high=number(case["clip_max"]))
         expected = tensor(case["ratio"]).expand(mask.shape)
         close(weight(batch, counts_of(batch)), expected, what=str({**case, "ratio": "..."}))
@@ -208,11 +206,11 @@ def trl_vllm_importance_sampling(vector: Vector) -> None:
 
 
 @check("verl_agg_loss")
-def verl_agg_loss(vector: Vector) -> None:
-    values, mask = tensor(vector.inputs["loss_mat"]), tensor(vector.inputs["loss_mask"])
+def verl_agg_loss(inputs: Any, outputs: Any) -> None:
+    values, mask = tensor(inputs["loss_mat"]), tensor(inputs["loss_mask"])
     batch = make_batch(mask, torch.ones(len(mask), dtype=torch.float64), {})
     ours = counts_of(batch)
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         shares: dict[str, Weight] = {
             "token-mean": TokenMean(),
             "token-sum": TokenSum(),
@@ -232,10 +230,10 @@ def verl_agg_loss(vector: Vector) -> None:
 
 
 @check("verl_kl_penalty")
-def verl_kl_penalty(vector: Vector) -> None:
-    live, ref = tensor([vector.inputs["logprob"]]), tensor([vector.inputs["ref_logprob"]])
+def verl_kl_penalty(inputs: Any, outputs: Any) -> None:
+    live, ref = tensor([inputs["logprob"]]), tensor([inputs["ref_logprob"]])
     batch = make_batch(torch.ones_like(live), torch.zeros(1, dtype=torch.float64), {REF_LOGPROBS: ref})
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         term = ReferenceKL(case["kl_penalty"])
         if term.estimator.startswith("k3"):
             term = replace(term, **VERL_K3)
@@ -265,14 +263,13 @@ def verl_term(name: str, params: Mapping[str, float]) -> Term:
 
 
 @check("verl_policy_losses")
-def verl_policy_losses(vector: Vector) -> None:
-    inputs = vector.inputs
+def verl_policy_losses(inputs: Any, params: Any, outputs: Any) -> None:
     mask, live = tensor(inputs["response_mask"]), tensor(inputs["log_prob"])
     batch = make_batch(mask, tensor(inputs["advantages"]), {OLD_LOGPROBS: tensor(inputs["old_log_prob"])})
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         name, by_row = case["name"], case["agg"] == "seq-mean-token-mean" or case["name"].startswith("geo_mean")
         algorithm = Algorithm(
-            objective=((1.0, verl_term(name, vector.params)),),
+            objective=((1.0, verl_term(name, params)),),
             aggregation=SequenceMean() if by_row else TokenMean(),
             importance=(ShortBy(),) if by_row else (),
         )
@@ -287,8 +284,8 @@ def verl_policy_losses(vector: Vector) -> None:
 
 
 @check("easyr1_policy_loss")
-def easyr1_policy_loss(vector: Vector) -> None:
-    inputs, params = vector.inputs, {option: float(x) for option, x in vector.params.items()}
+def easyr1_policy_loss(inputs: Any, params: Any, outputs: Any) -> None:
+    params = {option: float(x) for option, x in params.items()}
     low, high, dual = params["clip_low"], params["clip_high"], params["dual"]
     mask, live = tensor(inputs["mask"]), tensor(inputs["log_probs"])
     batch = make_batch(mask, tensor(inputs["advantages"]), {OLD_LOGPROBS: tensor(inputs["old_log_probs"])})
@@ -299,7 +296,7 @@ def easyr1_policy_loss(vector: Vector) -> None:
         "cispo": Cispo(1 - low, 1 + high),
         "sapo": Sapo(params["tau_positive"], params["tau_negative"]),
     }
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         by_row = case["avg"] == "seq"
         algorithm = Algorithm(
             objective=((1.0, terms[case["loss_type"]]),),
@@ -335,11 +332,10 @@ def centred(rewards: Any, ids: Sequence[int]) -> Tensor:
 
 
 @check("disco_losses")
-def disco_losses(vector: Vector) -> None:
-    inputs, params = vector.inputs, vector.params
+def disco_losses(inputs: Any, params: Any, outputs: Any) -> None:
     advantages = centred(inputs["rewards"], inputs["index"])
     hinge = TrustHinge(beta=params["beta"], delta=params["delta"])
-    for name, expected in vector.outputs.items():
+    for name, expected in outputs.items():
         score = "ratio" if name.endswith("Lratio") else "logprob"
         tau = None if name.startswith("discob") else params["tau"][name]
         term = Discriminative(score=score, tau=tau)
@@ -354,11 +350,10 @@ def disco_losses(vector: Vector) -> None:
 
 
 @check("drpo_loss")
-def drpo_loss(vector: Vector) -> None:
-    inputs, params = vector.inputs, vector.params
+def drpo_loss(inputs: Any, params: Any, outputs: Any) -> None:
     advantages = centred(inputs["rewards"], inputs["uid"])
     term = Discriminative(tau=params["tau"], short=params["Lambda"], length=len(inputs["mask"][0]))
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         hinge = TrustHinge(beta=params["beta"], delta=case["delta"], estimator="k1")
         objective, names = [(1.0, term), (1.0, hinge)], ("log_prob", "old_log_prob")
         _, gradient = weighed_loss(*of_the_whole(objective, GroupSum(), inputs, advantages, inputs["uid"], names))
@@ -366,8 +361,7 @@ def drpo_loss(vector: Vector) -> None:
 
 
 @check("rec_losses")
-def rec_losses(vector: Vector) -> None:
-    inputs, params = vector.inputs, vector.params
+def rec_losses(inputs: Any, params: Any, outputs: Any) -> None:
     kept: dict[str, Any] = {
         "none": "all",
         "two-side": "two_sides",
@@ -376,7 +370,7 @@ def rec_losses(vector: Vector) -> None:
         "gspo-one-side": "rollout",
     }
     weight: dict[str, Any] = {"none": "one", "importance_sampling": "ratio", "advantage": "advantage"}
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         term = Rec(
             kept=kept[case["clip_mode"]],
             weight=weight[case["weight"]],
@@ -394,8 +388,7 @@ def rec_losses(vector: Vector) -> None:
 
 
 @check("r2vpo_loss")
-def r2vpo_loss(vector: Vector) -> None:
-    inputs, params, outputs = vector.inputs, vector.params, vector.outputs
+def r2vpo_loss(inputs: Any, params: Any, outputs: Any) -> None:
     term = VarianceBound(params["lam"])
     close_loss(*of_the_whole([(1.0, term)], TokenMean(), inputs, tensor(inputs["advantages"])), outputs)
     multiplier, trace = params["lam"], []
@@ -406,8 +399,8 @@ def r2vpo_loss(vector: Vector) -> None:
 
 
 @check("llds_penalty")
-def llds_penalty(vector: Vector) -> None:
-    inputs, outputs, mask = vector.inputs, vector.outputs, tensor(vector.inputs["mask"]) > 0
+def llds_penalty(inputs: Any, outputs: Any) -> None:
+    mask = tensor(inputs["mask"]) > 0
     advantages = tensor(inputs["preserved_rows"]) * 2 - 1
     # the paper's denominator, the actions of rows with A >= 0, in place of all
     coef = float(mask.sum() / mask[advantages >= 0].sum())
@@ -418,11 +411,10 @@ def llds_penalty(vector: Vector) -> None:
 
 
 @check("nft_text_loss")
-def nft_text_loss(vector: Vector) -> None:
-    inputs, params = vector.inputs, vector.params
+def nft_text_loss(inputs: Any, params: Any, outputs: Any) -> None:
     right, rate = tensor(inputs["rewards"]), tensor(inputs["correct_rate"])
     advantages = torch.where(right > 0, 1 - rate, -rate)
-    for name, case in vector.outputs["cases"].items():
+    for name, case in outputs["cases"].items():
         level, form = name.split("_norm")
         term = NegativeAwareText(
             normalize=("none", "linear", "deviation")[int(form)],

@@ -1,8 +1,8 @@
-"""Positions, patch rows, boxes and picture sizes of Qwen's models, through the policy's own functions, and VLM-R1's IoU."""
+"""Positions, patch rows, boxes and picture sizes of Qwen's models, VLM-R1's IoU, and peers' samplers and packed layouts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -13,11 +13,17 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as smart_resize_video
 
+from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.group import GroupNorm, LeaveOneOut, ReinforcePlusPlus
 from mmrl.answers.boxes.box import Box, Space, iou
+from mmrl.core.protocols import Advantage
 from mmrl.core.types import MediaSize
 from mmrl.policies.text.families.qwen_vl import mrope_positions
+from mmrl.policies.text.packed.row import pack_row
+from mmrl.policies.text.prompt.encode import Encoded
 from tests.numerics.formulas import split_rows_by_grid
-from tests.numerics.registry import Vector, check, close
+from tests.numerics.registry import check, close, tensor
+from tests.numerics.rows import blocks, credited
 
 IMAGE, VIDEO = 1, 2
 TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -35,13 +41,13 @@ def core(config_class: Any, model_class: Any, spatial_merge: int, **vision: int)
 
 
 @check("mrope_positions")
-def mrope_positions_by_the_model(vector: Vector) -> None:
+def mrope_positions_by_the_model(params: Any, outputs: Any) -> None:
     """Ours are transformers 5's; what version 4 makes of long videos is in the file for comparison only."""
-    merge, rate = vector.params["spatial_merge"], vector.params["tokens_per_second"]
-    before, after = vector.params["layout"].strip("[]").split(" V*n ")
+    merge, rate = params["spatial_merge"], params["tokens_per_second"]
+    before, after = params["layout"].strip("[]").split(" V*n ")
     num_before, num_after = len(before.split()), len(after.split())
     model = core(Qwen2_5_VLConfig, Qwen2_5_VLModel, merge, tokens_per_second=rate)
-    for case in vector.outputs["qwen2_5_vl"]:
+    for case in outputs["qwen2_5_vl"]:
         grid = torch.tensor([case["grid_thw"]])
         is_video = case["kind"] == "video"
         num_features = int(grid.prod()) // merge**2
@@ -52,7 +58,7 @@ def mrope_positions_by_the_model(vector: Vector) -> None:
         assert positions[:, num_before + num_features - 1].tolist() == case["vision_last"], case
         assert positions[:, -num_after:].tolist() == case["tail_transformers_5"], case
         assert [[int(positions.max()) + 1 - len(types)]] == case["delta_5"], case
-    case = vector.outputs["qwen3_vl"]
+    case = outputs["qwen3_vl"]
     types = torch.tensor(case["token_types"][0])
     model = core(Qwen3VLConfig, Qwen3VLModel, merge)
     positions = mrope_positions(model, torch.zeros_like(types), types, video_grid_thw=torch.tensor([case["grid_thw"]]))
@@ -61,13 +67,13 @@ def mrope_positions_by_the_model(vector: Vector) -> None:
 
 
 @check("trl_split_pixel_values")
-def trl_split_pixel_values(vector: Vector) -> None:
-    grids, num_images = torch.tensor(vector.inputs["image_grid_thw"]), vector.inputs["num_images"]
+def trl_split_pixel_values(inputs: Any, outputs: Any) -> None:
+    grids, num_images = torch.tensor(inputs["image_grid_thw"]), inputs["num_images"]
     rows = split_rows_by_grid(grids, num_images)
-    assert rows == vector.outputs["rows_per_sample"]
-    assert sum(map(len, rows)) == vector.inputs["pixel_rows"]
+    assert rows == outputs["rows_per_sample"]
+    assert sum(map(len, rows)) == inputs["pixel_rows"]
     ends = torch.tensor([0, *num_images]).cumsum(0).tolist()
-    assert [grids[a:b].tolist() for a, b in pairwise(ends)] == vector.outputs["grid_per_sample"]
+    assert [grids[a:b].tolist() for a, b in pairwise(ends)] == outputs["grid_per_sample"]
 
 
 def box_of(corners: Sequence[float]) -> Box:
@@ -76,9 +82,9 @@ def box_of(corners: Sequence[float]) -> Box:
 
 
 @check("vlm_r1_iou_conventions")
-def vlm_r1_iou_conventions(vector: Vector) -> None:
-    pairs = [(box_of(a), box_of(b)) for a, b in vector.inputs["pairs"]]
-    for (a, b), strict, qwen_style in zip(pairs, vector.outputs["strict"], vector.outputs["qwen_style"], strict=True):
+def vlm_r1_iou_conventions(inputs: Any, outputs: Any) -> None:
+    pairs = [(box_of(a), box_of(b)) for a, b in inputs["pairs"]]
+    for (a, b), strict, qwen_style in zip(pairs, outputs["strict"], outputs["qwen_style"], strict=True):
         close(iou(a, b), strict, what=f"{a} and {b}")
         # the qwen style sees no overlap unless it exceeds one unit on both axes; we do, and agree on all others
         if qwen_style:
@@ -86,9 +92,9 @@ def vlm_r1_iou_conventions(vector: Vector) -> None:
 
 
 @check("qwen_smart_resize_and_boxes")
-def qwen_smart_resize_and_boxes(vector: Vector) -> None:
+def qwen_smart_resize_and_boxes(outputs: Any) -> None:
     """The resizing is transformers'; the boxes are ours. The file's boxes are rounded to integers."""
-    for case in vector.outputs["images"]:
+    for case in outputs["images"]:
         height, width, resized = case["height"], case["width"], tuple(case["resized"])
         what = f"{height} x {width}, factor {case['factor']}, at most {case['max_pixels']} pixels"
         assert smart_resize(height, width, case["factor"], case["min_pixels"], case["max_pixels"]) == resized, what
@@ -104,6 +110,79 @@ def qwen_smart_resize_and_boxes(vector: Vector) -> None:
             close(box.to(space, size).to("pixel", size).corners, box.corners, what=f"{what}: {space} and back")
     video = Qwen3VLVideoProcessor
     limits = {"factor": video.patch_size * video.merge_size, "min_pixels": video.size["shortest_edge"]}
-    for case in vector.outputs["qwen3_video"]:
+    for case in outputs["qwen3_video"]:
         resized = smart_resize_video(case["frames"], case["height"], case["width"], max_pixels=case["max_pixels"], **limits)
         assert list(resized) == case["resized"], f"the budget of a Qwen3-VL video counts all its frames: {case}"
+
+
+def repeated(order: Sequence[int], batch_size: int, each: int, whole: int) -> Iterator[int]:
+    """The rows of TRL's sampler from an order of prompts: batches, each prompt `each` times, each batch `whole` times.
+
+    Ours draws prompts once and asks for samples by count; passes over a step's rollouts are the algorithm's.
+    """
+    for start in range(0, len(order) - batch_size + 1, batch_size):
+        for _ in range(whole):
+            yield from (prompt for prompt in order[start : start + batch_size] for _ in range(each))
+
+
+@check("trl_repeat_sampler")
+def trl_repeat_sampler(params: Any, outputs: Any) -> None:
+    numbers = params["batch_size"], params["mini_repeat_count"], params["repeat_count"]
+    shuffled = torch.randperm(params["num_samples"], generator=torch.Generator().manual_seed(params["seed"])).tolist()
+    assert list(repeated(shuffled, *numbers)) == outputs["shuffled"]
+    assert list(repeated(range(params["num_samples"]), *numbers)) == outputs["unshuffled"]
+    assert len(outputs["shuffled"]) == outputs["length"]
+
+
+@check("swift_advantages")
+def swift_advantages(inputs: Any, params: Any, outputs: Any) -> None:
+    size, eps = params["num_generations"], params["eps"]
+    ids = blocks(len(inputs["rewards_per_func"]), size)
+    for case in outputs["cases"]:
+        name, scale = case["advantage_estimator"], case["scale_rewards"]
+        rewards, weights, tolerance, factor = tensor(case["rewards"]), [1.0], 1e-6, 1.0
+        part: Advantage = GroupNorm(scale=scale if scale != "gdpo" else "group", eps=eps)
+        if scale == "gdpo":
+            part = Decoupled(eps=params["gdpo_eps"], whiten_eps=params["gdpo_eps"])
+            rewards, weights = tensor(inputs["rewards_per_func"]), inputs["reward_weights"]
+        elif name == "rloo":
+            # it divides leave-one-out differences by deviations, which is a constant times GroupNorm
+            part, factor = (LeaveOneOut(), 1.0) if scale == "none" else (part, size / (size - 1))
+        elif name == "reinforce_plus_plus" and scale == "batch":
+            # its eps is added to the deviation, ours to the variance
+            part, tolerance = ReinforcePlusPlus(baseline=True), eps * 4
+        found = credited(part, rewards, ids, weights) * factor
+        close(found, case["advantages"], tolerance, f"{name} {scale} {case['kl_in_reward']}")
+
+
+@check("prefix_grouper_layout")
+def prefix_grouper_layout(inputs: Any, params: Any, outputs: Any) -> None:
+    """Its row of a group is ours without padding; positions go on after the prompt for every completion."""
+    size = params["group_sizes"]
+    for i, (ids, mask) in enumerate(zip(inputs["prefix_ids"], inputs["prefix_mask"], strict=True)):
+        prompt = torch.tensor([token for token, real in zip(ids, mask, strict=True) if real])
+        suffixes = torch.tensor(inputs["suffix_ids"][i * size : (i + 1) * size])
+        lengths = torch.tensor(inputs["suffix_mask"][i * size : (i + 1) * size]).sum(1)
+        # ours never feeds a completion's last token, which predicts nothing: one more is appended to feed all of them
+        tokens = torch.nn.functional.pad(suffixes, (0, 1))
+        encoded = Encoded("0", prompt, torch.arange(len(prompt))[None])
+        row = pack_row([encoded], torch.zeros(size, dtype=torch.long), tokens, lengths + 1)
+        real = int(lengths.sum()) + len(prompt)
+        order = sorted(range(size), key=lambda row: -int(lengths[row]))
+        fed = [suffixes[j, : lengths[j]].tolist() for j in order]
+        assert row.token_ids[0].tolist() == [*prompt.tolist(), *chain.from_iterable(fed)]
+        theirs = dict(zip(range(size), split(outputs["packed_ids"][i][len(prompt) : real], lengths.tolist()), strict=True))
+        assert [theirs[j] for j in order] == fed
+        places = dict(zip(range(size), split(outputs["position_ids"][i][len(prompt) : real], lengths.tolist()), strict=True))
+        assert row.positions[0, 0].tolist() == [
+            *outputs["position_ids"][i][: len(prompt)],
+            *chain.from_iterable(places[j] for j in order),
+        ]
+        # the prompt's last token predicts the first one of every completion
+        assert row.place[:, 0].tolist() == [len(prompt) - 1] * size
+
+
+def split(row: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """The row cut into pieces of these lengths."""
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    return [list(row[start : start + length]) for start, length in zip(starts, lengths, strict=True)]

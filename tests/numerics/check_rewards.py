@@ -24,7 +24,7 @@ from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
 from mmrl.serving.judges.judge import JudgeError, Reply
 from mmrl.serving.judges.verdicts import preference, win_rates
-from tests.numerics.registry import Vector, check, close, tensor
+from tests.numerics.registry import check, close, tensor
 from tests.numerics.rows import alone, column
 
 INTEGER_LIST = re.compile(r"\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")
@@ -49,55 +49,55 @@ def value_of(name: str, answer: Any, text: str, columns: Any = None, **fields: A
 
 
 @check("prefgrpo.win_rate")
-def pref_grpo_win_rate(vector: Vector) -> None:
+def pref_grpo_win_rate(inputs: Any, params: Any, outputs: Any) -> None:
     """The code judges one order and counts an unreadable answer as a tie; we leave it out: give it the half."""
     outcomes: dict[tuple[int, int], float | None] = {}
-    for (a, b), answer in zip(vector.inputs["pairs"], vector.inputs["answers"], strict=True):
+    for (a, b), answer in zip(inputs["pairs"], inputs["answers"], strict=True):
         try:
             share = preference(Reply(answer or ""))
         except JudgeError:
-            share = vector.params["tie_score"]
+            share = params["tie_score"]
         outcomes[a, b], outcomes[b, a] = share, 1 - share
-    rates = win_rates(vector.params["group"], list(outcomes), outcomes)
-    rounded = [round(rate.value or 0.0, vector.params["rounding"]) for rate in rates]
-    close(rounded, vector.outputs["win_rate"])
+    rates = win_rates(params["group"], list(outcomes), outcomes)
+    rounded = [round(rate.value or 0.0, params["rounding"]) for rate in rates]
+    close(rounded, outputs["win_rate"])
 
 
 @check("gui_g1_rewards")
-def gui_g1_rewards(vector: Vector) -> None:
+def gui_g1_rewards(inputs: Any, params: Any, outputs: Any) -> None:
     """A bare object without list or fence is 0 there and read here."""
-    p, texts = vector.params, vector.inputs["completions"]
-    reward = shipped("point_in_box", space="pixel", iou_coef=p["alpha"], size_coef=p["beta"])
-    found = scored(reward, Box(*vector.inputs["gt"]), *texts, size=(*p["image_wh"], *p["image_wh"]))
+    texts = inputs["completions"]
+    reward = shipped("point_in_box", space="pixel", iou_coef=params["alpha"], size_coef=params["beta"])
+    found = scored(reward, Box(*inputs["gt"]), *texts, size=(*params["image_wh"], *params["image_wh"]))
     for i, (text, one) in enumerate(zip(texts, found, strict=True)):
         if text.lstrip().startswith("{"):
             continue
-        expected = [vector.outputs[name][i] for name in ("hit", "iou", "box")]
-        close([one.parts["hit"], p["alpha"] * one.parts["iou"], p["beta"] * one.parts["corners"]], expected, what=text)
+        expected = [outputs[name][i] for name in ("hit", "iou", "box")]
+        close([one.parts["hit"], params["alpha"] * one.parts["iou"], params["beta"] * one.parts["corners"]], expected, what=text)
         close(one.value, sum(expected), what=text)
 
 
 @check("veason_r1")
-def veason_r1(vector: Vector) -> None:
+def veason_r1(inputs: Any, outputs: Any) -> None:
     """Boxes count their last pixel there: give them the pixel. Its format reward is `format` plus `json_schema`."""
-    ours, theirs = ([Box(x1, y1, x2 + 1, y2 + 1) for x1, y1, x2, y2 in vector.inputs[name]] for name in ("boxes1", "boxes2"))
-    close([[iou(a, b) for b in theirs] for a in ours], vector.outputs["batch_iou"])
+    ours, theirs = ([Box(x1, y1, x2 + 1, y2 + 1) for x1, y1, x2, y2 in inputs[name]] for name in ("boxes1", "boxes2"))
+    close([[iou(a, b) for b in theirs] for a in ours], outputs["batch_iou"])
     number, box = {"type": "number"}, {"type": "array", "minItems": 4, "maxItems": 4}
     schema = {
         "type": "object",
         "required": ["keyframe_id", "bbox_2d_list"],
         "properties": {"keyframe_id": {"type": "integer"}, "bbox_2d_list": {"type": "array", "items": {**box, "items": number}}},
     }
-    texts = vector.inputs["completions"]
+    texts = inputs["completions"]
     template = scored(shipped("format", template="think"), None, *texts)
     form = scored(shipped("json_schema", schema=schema, items_of="bbox_2d_list"), None, *texts)
-    close([(a.value or 0.0) + (b.value or 0.0) for a, b in zip(template, form, strict=True)], vector.outputs["format"])
+    close([(a.value or 0.0) + (b.value or 0.0) for a, b in zip(template, form, strict=True)], outputs["format"])
 
 
 @check("mm_upt_majority")
-def mm_upt_majority(vector: Vector) -> None:
+def mm_upt_majority(outputs: Any) -> None:
     """ "None" stands for nothing found, which may win there and has no vote here."""
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         texts = ["nothing" if answer == "None" else f"\\boxed{{{answer}}}" for answer in case["answers"]]
         texts = ["<answer></answer>" if text == "nothing" else text for text in texts]
         found = [one.value for one in scored(shipped("majority_vote"), None, *texts)]
@@ -110,20 +110,20 @@ def mm_upt_majority(vector: Vector) -> None:
 
 
 @check("unlikeliness_reward")
-def unlikeliness_reward(vector: Vector) -> None:
-    rows, logprobs = alone(vector.inputs["index"]), tensor(vector.inputs["mean_old_logp"])[:, None]
-    shaped = Unlikeliness(vector.params["rank_penalty"])(column(vector.inputs["rewards"]), rows, {OLD_LOGPROBS: logprobs})
-    close(shaped.values[:, 0], vector.outputs["shaped_rewards"])
-    advantage = GroupNorm(eps=vector.params["eps"])
-    close(advantage(shaped, rows).values[:, 0], vector.outputs["advantages"], 1e-6)
+def unlikeliness_reward(inputs: Any, params: Any, outputs: Any) -> None:
+    rows, logprobs = alone(inputs["index"]), tensor(inputs["mean_old_logp"])[:, None]
+    shaped = Unlikeliness(params["rank_penalty"])(column(inputs["rewards"]), rows, {OLD_LOGPROBS: logprobs})
+    close(shaped.values[:, 0], outputs["shaped_rewards"])
+    advantage = GroupNorm(eps=params["eps"])
+    close(advantage(shaped, rows).values[:, 0], outputs["advantages"], 1e-6)
 
 
 @check("vlm_r1_qwen_iou_reward")
-def vlm_r1_qwen_iou_reward(vector: Vector) -> None:
+def vlm_r1_qwen_iou_reward(inputs: Any, params: Any, outputs: Any) -> None:
     """Theirs reads only the first answer tag and only a list of whole numbers, and wants an overlap of more than a pixel."""
-    patch, reward = vector.params["patch"], shipped("iou", space="resized")
-    cases: Any = vector.inputs
-    for case, theirs in zip(cases, vector.outputs["iou"], strict=True):
+    patch, reward = params["patch"], shipped("iou", space="resized")
+    cases: Any = inputs
+    for case, theirs in zip(cases, outputs["iou"], strict=True):
         text, (x1, y1, x2, y2) = case["completion"], case["gt"]
         if x1 >= x2 or y1 >= y2:
             continue
@@ -141,10 +141,10 @@ def vlm_r1_qwen_iou_reward(vector: Vector) -> None:
 
 
 @check("vlm_r1_detection_rewards")
-def vlm_r1_detection_rewards(vector: Vector) -> None:
+def vlm_r1_detection_rewards(outputs: Any) -> None:
     """Equal on exact answers, misses and empty pictures; a box nobody asked for is free in theirs and costs in ours."""
     kinds = {"od": {"kind": "map"}, "odLength": {"kind": "map", "count_penalty": 1.0}}
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         text, truth = case["completion"], parse_boxes(case["solution"], "pixel")
         for name, fields in kinds.items():
             found = value_of("multi_box", tuple(truth), text, space="pixel", labels=True, **fields)
@@ -159,9 +159,9 @@ def vlm_r1_detection_rewards(vector: Vector) -> None:
 
 
 @check("vlm_r1_text_rewards")
-def vlm_r1_text_rewards(vector: Vector) -> None:
+def vlm_r1_text_rewards(outputs: Any) -> None:
     """Theirs finds letters, yes and no inside words, takes the first number for the answer and pays for shared letters."""
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         text, theirs, what = case["completion"], case["reward"], json.dumps(case)
         if case["fn"] == "format_reward":
             # blanks at the ends may be; a second answer may not
@@ -191,50 +191,50 @@ REWARDS = Path(__file__).resolve().parents[2] / "rewards"
 
 
 @check("r1_router.retrieval")
-def retrieval(vector: Vector) -> None:
+def retrieval(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
     """The vectors of texts stand in the file; the model that makes them is tested in tests/plugins."""
-    known = {text: tensor(values) for text, values in vector.inputs["embeddings"].items()}
+    known = {text: tensor(values) for text, values in inputs["embeddings"].items()}
     reward: Any = load(str(REWARDS / "sub_question.py"), "rewards")
-    assert reward().retrievers == tuple(vector.params["retrievers"])
+    assert reward().retrievers == tuple(params["retrievers"])
     rewards = modules[reward.__module__].step_rewards
-    for case, expected in zip(vector.inputs["cases"], vector.outputs["rewards"], strict=True):
+    for case, expected in zip(inputs["cases"], outputs["rewards"], strict=True):
         found = rewards(
             [case["text"]],
             case["query"],
             case["retriever"],
-            vector.params["retrievers"],
+            params["retrievers"],
             lambda query, others: [float(known[query] @ known[other]) for other in others],
         )
-        close(found, [expected], vector.tolerance, case["text"])
+        close(found, [expected], tolerance, case["text"])
 
 
 @check("r1_router.answer")
-def recall(vector: Vector) -> None:
-    for case, expected in zip(vector.inputs["cases"], vector.outputs["rewards"], strict=True):
+def recall(inputs: Any, outputs: Any, tolerance: float) -> None:
+    for case, expected in zip(inputs["cases"], outputs["rewards"], strict=True):
         found = value_of("answer_recall", case["answers"], case["text"], template="think")
-        close(found, expected, vector.tolerance, case["text"])
+        close(found, expected, tolerance, case["text"])
 
 
 @check("jarvisart.parameters")
-def parameters(vector: Vector) -> None:
-    told = vector.params["thresholds"]
+def parameters(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
+    told = params["thresholds"]
     assert all(told[name] == value for name, value in THRESHOLDS.items())
-    for i, case in enumerate(vector.inputs["cases"]):
+    for i, case in enumerate(inputs["cases"]):
         found = agreement(case["predicted"], case["truth"], told)
-        close(found["names"], vector.outputs["names"][i], vector.tolerance, f"names {i}")
-        close(found["values"], vector.outputs["values"][i], vector.tolerance, f"values {i}")
+        close(found["names"], outputs["names"][i], tolerance, f"names {i}")
+        close(found["values"], outputs["values"][i], tolerance, f"values {i}")
 
 
 @check("jarvisart.masks")
-def masks(vector: Vector) -> None:
-    found = [masks_agreement(case["predicted"], case["truth"]) for case in vector.inputs["cases"]]
-    close(found, vector.outputs["rewards"], vector.tolerance, "rewards")
+def masks(inputs: Any, outputs: Any, tolerance: float) -> None:
+    found = [masks_agreement(case["predicted"], case["truth"]) for case in inputs["cases"]]
+    close(found, outputs["rewards"], tolerance, "rewards")
 
 
 @check("jarvisart.perception")
-def perception(vector: Vector) -> None:
-    one, other = vector.inputs["lab"]
-    close(likeness(one, other, vector.params["k"]), vector.outputs["reward"], vector.tolerance, "reward")
+def perception(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
+    one, other = inputs["lab"]
+    close(likeness(one, other, params["k"]), outputs["reward"], tolerance, "reward")
 
 
 BETTER_THAN_VIDEO_R1 = {
@@ -249,8 +249,8 @@ BETTER_THAN_VIDEO_R1 = {
 
 
 @check("video_r1_rewards")
-def video_r1_rewards(vector: Vector) -> None:
-    for case in vector.outputs["cases"]:
+def video_r1_rewards(outputs: Any) -> None:
+    for case in outputs["cases"]:
         kind, truth = case["problem_type"], case.get("gt", case.get("solution"))
         text = case.get("completion", f"<answer>{case.get('answer')}</answer>")
         columns = {"problem_type": kind}
@@ -262,18 +262,16 @@ def video_r1_rewards(vector: Vector) -> None:
         if (kind, truth) in (("regression", "0"), ("numerical", "3.0")) and case["reward"] != expected:
             assert value_of("number", truth, text, absolute=0.005) == case["reward"]
         close(value_of("by_type", truth, text, columns), expected, 2e-10, f"{case}")
-    for case in vector.outputs["format"]:
+    for case in outputs["format"]:
         # a newline after the answer and an opening tag written by the chat template are forgiven here
         forgiven = case["completion"].endswith("\n")
         assert keeps_format(case["completion"], "think") == (forgiven or bool(case["reward"])), case
 
 
 @check("temporal_iou")
-def temporal_iou_of_pairs(vector: Vector) -> None:
+def temporal_iou_of_pairs(inputs: Any, outputs: Any) -> None:
     """Spans without length and inverted ones are no spans: as answers they score 0, as the file demands."""
-    for (predicted, truth), hull, union in zip(
-        vector.inputs["pairs"], vector.outputs["hull"], vector.outputs["set_union"], strict=True
-    ):
+    for (predicted, truth), hull, union in zip(inputs["pairs"], outputs["hull"], outputs["set_union"], strict=True):
         true = Interval(*truth)
         if predicted[0] < predicted[1]:
             close(temporal_iou(Interval(*predicted), true), hull)
@@ -285,8 +283,8 @@ def temporal_iou_of_pairs(vector: Vector) -> None:
 
 
 @check("tw_grpo_soft_reward")
-def tw_grpo_soft_reward(vector: Vector) -> None:
-    for case in vector.outputs["cases"]:
+def tw_grpo_soft_reward(outputs: Any) -> None:
+    for case in outputs["cases"]:
         for kind in ("soft", "hard"):
             ours = value_of("choice", case["solution"], case["completion"], kind={"soft": "soft", "hard": "exact"}[kind])
             close(ours, float(case[kind]), what=f"{kind} {case}")

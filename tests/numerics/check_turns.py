@@ -17,7 +17,7 @@ from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
 from mmrl.core.samples import segments_of, turn_ids
 from mmrl.core.types import Batch, Counts, Rollouts, Sample, StoredRow
 from tests.numerics.formulas import kept_length, summed_logprobs, turn_index
-from tests.numerics.registry import Vector, check, close, tensor
+from tests.numerics.registry import check, close, tensor
 from tests.numerics.rows import alone, blocks, column, credited
 from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_of
 
@@ -68,41 +68,40 @@ def advantages(part: GiGPO | HGPO, inputs: Any) -> list[float]:
 
 
 @check("gigpo_advantages")
-def gigpo_advantages(vector: Vector) -> None:
-    inputs, params = vector.inputs, vector.params
+def gigpo_advantages(inputs: Any, params: Any, outputs: Any) -> None:
     check_turns(inputs, params["gamma"])
-    for name, expected in vector.outputs["cases"].items():
+    for name, expected in outputs["cases"].items():
         told = {"gamma": params["gamma"], "weight": params["step_advantage_w"], "eps": params["eps"]}
         part = GiGPO(**told, deviation=name == "mean_std_norm")
         close(advantages(part, inputs), expected, 1e-6, name)
 
 
 @check("hgpo_advantages")
-def hgpo_advantages(vector: Vector) -> None:
-    gamma = vector.params.get("gamma", GAMMA)
-    check_turns(vector.inputs, gamma)
-    for case in vector.outputs["cases"]:
+def hgpo_advantages(inputs: Any, params: Any, outputs: Any) -> None:
+    gamma = params.get("gamma", GAMMA)
+    check_turns(inputs, gamma)
+    for case in outputs["cases"]:
         part = HGPO(
             gamma=gamma,
             history=case["history"],
             power=case["alpha"],
             base=case["base_group"],
             deviation=case["mode"] == "mean_std_norm",
-            eps=vector.params["eps"],
+            eps=params["eps"],
         )
-        close(advantages(part, vector.inputs), case["advantages"], 1e-6, str(case["history"]))
+        close(advantages(part, inputs), case["advantages"], 1e-6, str(case["history"]))
 
 
 @check("multi_turn_layout")
-def multi_turn_layout(vector: Vector) -> None:
-    segments = [(who, int(length)) for who, length in vector.inputs["segments"]]
-    outputs, turns = vector.outputs, turn_index(segments)
+def multi_turn_layout(inputs: Any, outputs: Any) -> None:
+    segments = [(who, int(length)) for who, length in inputs["segments"]]
+    turns = turn_index(segments)
     own = segments_of(("policy" if who == "assistant" else "environment", length) for who, length in segments[1:])
     assert turns.tolist() == turn_ids(own) == outputs["turn_index"]
     found = rollouts_of([Sample(token_ids=tuple(range(own[-1].stop)), segments=own)])
     assert found.action_mask[0].long().tolist() == outputs["action_mask"]
     assert int(found.action_mask.sum()) == outputs["trainable"]
-    assert [kept_length(segments, budget) for budget in vector.inputs["budgets"]] == outputs["kept_length"]
+    assert [kept_length(segments, budget) for budget in inputs["budgets"]] == outputs["kept_length"]
     zero = torch.zeros(found.action_mask.shape, dtype=torch.float64)
     batch, counts = Batch(found, zero, zero, zero), Counts(1, outputs["trainable"], 1)
     share = TurnMean()(batch, counts)[0]
@@ -112,8 +111,7 @@ def multi_turn_layout(vector: Vector) -> None:
 
 
 @check("arpo_branching")
-def arpo_branching(vector: Vector) -> None:
-    inputs, params, outputs = vector.inputs, vector.params, vector.outputs
+def arpo_branching(inputs: Any, params: Any, outputs: Any) -> None:
     entropies = [sum(-math.exp(x) * x for x in row) for row in inputs["top_logprobs"]]
     close(turn_entropy(entropies, params["vocab"]), outputs["normalized_entropy"], what="entropy")
     weight, chance = params["entropy_weight"], params["branch_probability"]
@@ -122,12 +120,11 @@ def arpo_branching(vector: Vector) -> None:
 
 
 @check("dpo_autoregressive")
-def dpo_autoregressive(vector: Vector) -> None:
-    inputs, outputs = vector.inputs, vector.outputs
+def dpo_autoregressive(inputs: Any, params: Any, outputs: Any) -> None:
     labels = torch.tensor(inputs["labels"])
     mask = labels >= 0
     # the text before the picture, one token more than max_seq_length, does not count
-    mask[:, : vector.params["max_seq_length"] + 1] = False
+    mask[:, : params["max_seq_length"] + 1] = False
     total, mean = summed_logprobs(tensor(inputs["logits"]), labels, mask)
     close(total, outputs["sum_logps"], what="sums")
     close(mean, outputs["mean_logps"], what="means")
@@ -141,35 +138,34 @@ def dpo_autoregressive(vector: Vector) -> None:
 
 
 @check("mobile_agent_v3.replay")
-def mobile_agent_v3_replay(vector: Vector) -> None:
+def mobile_agent_v3_replay(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
     """The preset's own planner and advantage, with a buffer that holds what the vector says."""
-    rewards, held = tensor(vector.inputs["rewards"]), vector.inputs["has_a_success_in_store"]
+    rewards, held = tensor(inputs["rewards"]), inputs["has_a_success_in_store"]
     planner, size = mobile_agent_v3.planner, rewards.shape[1]
     assert isinstance(planner, ReplaySuccess) and planner.keep_old
     planner = ReplaySuccess()
     found = alone(blocks(rewards.numel(), size))
     planner.begin([group.prompt for group in found.groups], "v")
-    stored = [Kept(str(i), i, StoredRow((1,), (-0.5,)), 1, vector.params["stored_reward"]) for i, one in enumerate(held) if one]
+    stored = [Kept(str(i), i, StoredRow((1,), (-0.5,)), 1, params["stored_reward"]) for i, one in enumerate(held) if one]
     planner.buffer.add(stored, 1)
     revision = planner.revise(found.groups, column(rewards.flatten()), found.group_ids, 0, 0)
-    assert [(i, 0) in revision.drop_samples for i in range(len(rewards))] == vector.outputs["replaced_row_0"]
+    assert [(i, 0) in revision.drop_samples for i in range(len(rewards))] == outputs["replaced_row_0"]
     assert [one.group_id for one in revision.requests] == [i for i, _ in sorted(revision.drop_samples)]
     for i, _ in revision.drop_samples:
-        rewards[i, 0] = vector.params["stored_reward"]
+        rewards[i, 0] = params["stored_reward"]
     values = credited(mobile_agent_v3.advantage, rewards.flatten(), found)
-    close(values.view_as(rewards), vector.outputs["advantages"], vector.tolerance, "advantages")
+    close(values.view_as(rewards), outputs["advantages"], tolerance, "advantages")
 
 
 @check("ui_s1.advantages")
-def ui_s1_advantages(vector: Vector) -> None:
+def ui_s1_advantages(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
     """Its episodes' rewards are no sums of its steps', so the formulas of the part are asked, task by task."""
-    inputs, params = vector.inputs, vector.params
     part = ui_s1.advantage
     assert isinstance(part, GiGPO) and (part.gamma, part.weight) == (params["gamma"], params["weight_of_steps"])
     trajectory, number = torch.tensor(inputs["trajectory"]), torch.tensor(inputs["step"])
     wrong = [not right for right in inputs["action_right"]]
     returns = returns_of(tensor(inputs["step_reward"]), trajectory, params["gamma"], wrong)
-    close(returns, vector.outputs["returns"], vector.tolerance, "returns")
+    close(returns, outputs["returns"], tolerance, "returns")
     task, totals = torch.tensor(inputs["task"]), tensor(inputs["episode_reward"])
     for name, deviation in (("mean_norm", False), ("mean_std_norm", True)):
         told = GiGPO(gamma=part.gamma, over=part.over, alike=part.alike, cut=part.cut, deviation=deviation, eps=params["eps"])
@@ -177,17 +173,17 @@ def ui_s1_advantages(vector: Vector) -> None:
         for one in task.unique():
             at = task == one
             values[at] = told.values(Turns(totals[at], returns[at], trajectory[at], number[at] * 0, number[at]))
-        close(values, vector.outputs[name], vector.tolerance, name)
+        close(values, outputs[name], tolerance, name)
 
 
 @check("geometry_zero.halves")
-def geometry_zero_halves(vector: Vector) -> None:
-    rewards, used, size = vector.inputs["rewards"], vector.inputs["used_the_tool"], vector.params["group"]
+def geometry_zero_halves(inputs: Any, params: Any, outputs: Any, tolerance: float) -> None:
+    rewards, used, size = inputs["rewards"], inputs["used_the_tool"], params["group"]
     part = geometry_zero.shaping[0]
-    assert isinstance(part, WhereToolsHelp) and part.asked and part.least == vector.params["least"]
+    assert isinstance(part, WhereToolsHelp) and part.asked and part.least == params["least"]
     groups = [range(start, start + size) for start in range(0, len(rewards), size)]
     found: Rollouts = rollouts_of(*([episode(Said(1, key="x", used=used[i]), Said(1)) for i in group] for group in groups))
-    asked = vector.inputs["asked_for_the_tool"]
+    asked = inputs["asked_for_the_tool"]
     assert [i % size < size // 2 for i in range(len(rewards))] == asked, "the planner asks the first half"
     shaped = part(scores_of(found, 0.0, answer=rewards), found, {})
-    close(shaped.values[:, -1], vector.outputs["bonus"], vector.tolerance, "bonus")
+    close(shaped.values[:, -1], outputs["bonus"], tolerance, "bonus")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from mmrl.algorithms.weights.importance import GroupDivergence
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Scores
 from mmrl.policies.text.read.evaluate import group_divergence
-from tests.numerics.registry import Vector, check, close, tensor
+from tests.numerics.registry import check, close, tensor
 from tests.numerics.rows import alone, blocks, close_loss, column
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed_loss, with_fields
 
@@ -45,11 +46,11 @@ def divergences(logprobs: Tensor, mask: Tensor, group_size: int, chunk: int) -> 
 
 
 @check("tw_grpo_token_weights")
-def tw_grpo_token_weights(vector: Vector) -> None:
-    logprobs, size = tensor(vector.inputs["log_probs_full_vocab"]), vector.params["num_generations"]
-    short = tensor(vector.inputs["completion_mask"]).bool()
-    cases = [(short, case["alpha"], case["token_weights"]) for case in vector.outputs["cases"]]
-    cases.append((torch.ones_like(short), 1.7, vector.outputs["full_mask_alpha_1_7"]))
+def tw_grpo_token_weights(inputs: Any, params: Any, outputs: Any) -> None:
+    logprobs, size = tensor(inputs["log_probs_full_vocab"]), params["num_generations"]
+    short = tensor(inputs["completion_mask"]).bool()
+    cases = [(short, case["alpha"], case["token_weights"]) for case in outputs["cases"]]
+    cases.append((torch.ones_like(short), 1.7, outputs["full_mask_alpha_1_7"]))
     for mask, alpha, expected in cases:
         for chunk in (1, 6, 1000):
             frozen = {GROUP_DIVERGENCE: divergences(logprobs, mask, size, chunk)}
@@ -58,31 +59,31 @@ def tw_grpo_token_weights(vector: Vector) -> None:
 
 
 @check("tw_grpo_loss")
-def tw_grpo_loss(vector: Vector) -> None:
-    inputs, alpha = vector.inputs, vector.params["alpha"]
+def tw_grpo_loss(inputs: Any, params: Any, outputs: Any) -> None:
+    alpha = params["alpha"]
     # the weights of the file, as the divergences they come from: the weight of a group's first token need not be 1 there
     weights = tensor(inputs["token_weights"])
     mask = tensor(inputs["completion_mask"]).bool()
     longest = torch.cat([block.amax(0, keepdim=True).expand_as(block) for block in weights.split(3)]).clamp(min=1.0)
     frozen = {OLD_LOGPROBS: tensor(inputs["old_per_token_logps"]), GROUP_DIVERGENCE: longest - 1}
     batch = make_batch(mask, tensor(inputs["advantages"]), frozen, blocks(len(mask), 3))
-    low, high = vector.params["clip"]
+    low, high = params["clip"]
     assert tw_grpo.objective == ((1.0, Clip(low, high)),)
     assert tw_grpo.aggregation == TokenMean()
     algorithm = replace(tw_grpo, importance=(GroupDivergence(alpha),))
     loss, _ = weighed_loss(algorithm, batch, {LOGPROBS: tensor(inputs["per_token_logps"])})
-    close(loss, vector.outputs["loss"], 1e-8)
+    close(loss, outputs["loss"], 1e-8)
 
 
 @check("reg_grpo")
-def reg_grpo(vector: Vector) -> None:
-    rewards = tensor(vector.inputs["rewards"])
+def reg_grpo(inputs: Any, params: Any, outputs: Any) -> None:
+    rewards = tensor(inputs["rewards"])
     mask = torch.ones(rewards.numel(), 2)
     ids = blocks(rewards.numel(), rewards.shape[1])
-    credit = GroupNorm(ddof=0, eps=vector.params["eps_reward"])(scores(rewards.reshape(-1, 1)), rollouts(mask, ids))
-    close(credit.values[:, 0], tensor(vector.inputs["advantages"]).flatten())
-    algorithm = Algorithm(objective=((1.0, AdvantageRegression(eps=vector.params["eps_rho"])),), aggregation=SequenceMean())
-    for case in vector.outputs["cases"]:
+    credit = GroupNorm(ddof=0, eps=params["eps_reward"])(scores(rewards.reshape(-1, 1)), rollouts(mask, ids))
+    close(credit.values[:, 0], tensor(inputs["advantages"]).flatten())
+    algorithm = Algorithm(objective=((1.0, AdvantageRegression(eps=params["eps_rho"])),), aggregation=SequenceMean())
+    for case in outputs["cases"]:
         rho = tensor(case["rho"]).flatten()
         # two actions that add up to rho
         live = torch.stack([2 * rho - 1, 1 - rho], dim=1)
@@ -94,14 +95,13 @@ def reg_grpo(vector: Vector) -> None:
 
 
 @check("tempsamp_r1_shaping")
-def tempsamp_r1_shaping(vector: Vector) -> None:
-    params, outputs = vector.params, vector.outputs
+def tempsamp_r1_shaping(inputs: Any, params: Any, outputs: Any) -> None:
     soft = SoftReward(tau=params["tau"], rise=params["alpha1"], fall=params["alpha2"])
-    values = vector.inputs["reward_values"]
+    values = inputs["reward_values"]
     close(soft(column(values), alone([0] * len(values)), {}).values[:, 1], outputs["shaped"])
-    table, eps = column(vector.inputs["group_rewards"]), params["eps"]
+    table, eps = column(inputs["group_rewards"]), params["eps"]
     ids, plain = [0] * len(table.values), GroupNorm(eps=eps)
-    rows = with_fields(alone(ids), role=["injected" if i == vector.inputs["gt_row"] else "policy" for i in range(len(ids))])
+    rows = with_fields(alone(ids), role=["injected" if i == inputs["gt_row"] else "policy" for i in range(len(ids))])
     scaled = InjectedScale(scale=params["gt_scale"])(table, rows, {})
     found = {
         "plain": plain(table, rows),
@@ -115,19 +115,19 @@ def tempsamp_r1_shaping(vector: Vector) -> None:
 
 
 @check("grpo_care_bonus")
-def grpo_care_bonus(vector: Vector) -> None:
-    frozen = {EMA_LOGPROBS: tensor(vector.inputs["ref_per_token_logps"]), ANSWER_MASK: tensor(vector.inputs["answer_mask"])}
+def grpo_care_bonus(inputs: Any, params: Any, outputs: Any) -> None:
+    frozen = {EMA_LOGPROBS: tensor(inputs["ref_per_token_logps"]), ANSWER_MASK: tensor(inputs["answer_mask"])}
     rows = rollouts(torch.ones_like(frozen[ANSWER_MASK]))
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         # without an upper bound and a margin the code has neither
         most, margin = case["confidence_upper_bound"] or 1.0, case["consistency_margin"] or 0.0
         part = ConsistencyBonus(coef=case["bonus_coefficient"], most=most, margin=margin)
-        table = scores(torch.stack([tensor(case["accuracy"]), tensor(vector.inputs["format_reward"])], dim=1))
+        table = scores(torch.stack([tensor(case["accuracy"]), tensor(inputs["format_reward"])], dim=1))
         found = part(table, rows, frozen)
         what = str({name: case[name] for name in ("accuracy", "confidence_upper_bound")})
         close(found.values[:, 2], case["bonus"], what=what)
         close(found.total(), case["rewards"], what=what)
-        close(GroupNorm(eps=vector.params["eps"])(found, rows).values[:, 0], case["advantages"], FLOAT32, what)
+        close(GroupNorm(eps=params["eps"])(found, rows).values[:, 0], case["advantages"], FLOAT32, what)
 
 
 def with_probes(accuracy: list[float], probes: list[float]) -> Scores:
@@ -138,10 +138,9 @@ def with_probes(accuracy: list[float], probes: list[float]) -> Scores:
 
 
 @check("t_grpo_temporal_bonus")
-def t_grpo_temporal_bonus(vector: Vector) -> None:
-    params = vector.params
+def t_grpo_temporal_bonus(params: Any, outputs: Any) -> None:
     part = TemporalBonus(bonus=params["bonus"], ratio=params["mu"], correct_above=params["correct_above"])
-    for case in vector.outputs["cases"]:
+    for case in outputs["cases"]:
         rows = alone([0] * len(case["acc"]))
         found = part(with_probes(case["acc"], case["shuffled_acc"]), rows, {})
         assert found.names[-1] == "temporal"
@@ -150,8 +149,8 @@ def t_grpo_temporal_bonus(vector: Vector) -> None:
 
 
 @check("t_grpo_bonus_invariance")
-def t_grpo_bonus_invariance(vector: Vector) -> None:
-    accuracy, form = (tensor(vector.inputs[name]) for name in ("accuracy", "format"))
+def t_grpo_bonus_invariance(inputs: Any, outputs: Any) -> None:
+    accuracy, form = (tensor(inputs[name]) for name in ("accuracy", "format"))
     rows = alone([0] * len(accuracy))
     plain = with_probes(accuracy.tolist(), [0.0])
     bonus = TemporalBonus()(plain, rows, {})
@@ -164,18 +163,18 @@ def t_grpo_bonus_invariance(vector: Vector) -> None:
             weights=torch.cat([table.weights, torch.ones_like(table.weights[:1])]),
         )
         for case, one in {f"binary_{name}": table, f"with_format_{name}": beside}.items():
-            close(GroupNorm()(one, rows).values[:, 0], vector.outputs[case], 1e-8, case)
+            close(GroupNorm()(one, rows).values[:, 0], outputs[case], 1e-8, case)
 
 
 @check("papo_perception_term")
-def papo_perception_term(vector: Vector) -> None:
-    live, masked = tensor(vector.inputs["log_probs"]), tensor(vector.inputs["aug_log_probs"])
-    mask = tensor(vector.inputs["mask"]).bool()
+def papo_perception_term(inputs: Any, params: Any, outputs: Any) -> None:
+    live, masked = tensor(inputs["log_probs"]), tensor(inputs["aug_log_probs"])
+    mask = tensor(inputs["mask"]).bool()
     batch = make_batch(mask, tensor([0.0] * len(mask)), {MASKED_LOGPROBS: masked})
     values, metrics = Perception()({LOGPROBS: live, MASKED_LOGPROBS: masked}, batch)
-    expected = tensor(vector.outputs["per_token"]) * mask
+    expected = tensor(outputs["per_token"]) * mask
     close(-values, expected, FLOAT32)
     close(metrics["policy/perception"], expected, FLOAT32)
-    algorithm = Algorithm(objective=((vector.params["gamma"], Perception()),), aggregation=TokenMean())
-    wanted = {"loss": vector.outputs["loss_term"], "grad": vector.outputs["grad"]}
+    algorithm = Algorithm(objective=((params["gamma"], Perception()),), aggregation=TokenMean())
+    wanted = {"loss": outputs["loss_term"], "grad": outputs["grad"]}
     close_loss(algorithm, batch, {LOGPROBS: live}, wanted, FLOAT32)

@@ -4,15 +4,17 @@ A file is {meta, vectors: {key: {kind, origin, params, inputs, outputs, note, to
 A module check_*.py registers one function per key:
 
     @check("verl_kl_penalty")
-    def kl_penalty(vector: Vector) -> None: ...
+    def kl_penalty(inputs: Any, outputs: Any) -> None: ...
 
-or of several keys, which `each` spells out of their beginning and their ends.
+or of several keys, which `each` spells out of their beginning and their ends. A function takes the fields of Vector that it
+names, or with `vector` all of it.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +36,22 @@ class Vector:
     """Absolute and relative, as the file gives it."""
 
 
-Check = Callable[[Vector], None]
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, Callable[[Vector], None]] = {}
 
 
-def check(*keys: str) -> Callable[[Check], Check]:
-    """Register the function that checks the vectors of these keys."""
+def check(*keys: str) -> Callable[[Callable[..., None]], Callable[[Vector], None]]:
+    """Register the function that checks the vectors of these keys; it is given the fields that its arguments name."""
 
-    def register(function: Check) -> Check:
+    def register(function: Callable[..., None]) -> Callable[[Vector], None]:
+        wanted = [name for name, one in signature(function).parameters.items() if one.default is one.empty]
+
+        def run(vector: Vector) -> None:
+            function(*(vector if name == "vector" else getattr(vector, name) for name in wanted))
+
         for key in keys:
             assert key not in CHECKS, f"two checks for the vector {key}"
-            CHECKS[key] = function
-        return function
+            CHECKS[key] = run
+        return run
 
     return register
 
