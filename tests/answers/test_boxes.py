@@ -370,7 +370,7 @@ def test_saying_that_there_is_nothing():
 TRUTH = Box(160, 120, 480, 240)
 
 
-def attempt(text, space: AnySpace = "norm1000", answer=TRUTH, sizes=(SIZE,), template=None):
+def attempt(text, space: AnySpace = "norm1000", answer: object = TRUTH, sizes=(SIZE,), template=None):
     attempts = read_attempts(Group(0, Prompt("p7", answer=answer), (Sample(text, media_sizes=sizes),)), space, template)
     assert attempts is not None
     return attempts[0]

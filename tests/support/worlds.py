@@ -10,7 +10,7 @@ from PIL import Image
 
 from mmrl.core.episodes import Limits
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Branch, Observation, Prompt, Rollouts, Turn
+from mmrl.core.types import Branch, Given, Observation, Prompt, Rollouts, Turn
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, LocalGenerator
@@ -54,7 +54,7 @@ class Inline:
         return {}
 
 
-def branch_of(rollouts: Rollouts, row: int, turn: int, world: tuple[int, int]) -> Branch:
+def branch_of(rollouts: Rollouts, row: int, turn: int, world: tuple[int, int]) -> Given:
     """What goes on from a turn of a row, as a planner asks for it, which sees no pictures of observations."""
     sample = samples_of(rollouts)[row]
     start = sample.turns[turn].span[0]

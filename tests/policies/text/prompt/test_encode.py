@@ -1,6 +1,7 @@
 """From prompts to what the model is fed: pictures, templates, sizes, the audit, and what a wrong prompt is told."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -226,7 +227,7 @@ def test_wrong_models_are_refused(tmp_path):
 
     (tmp_path / "empty").mkdir()
     CLIPConfig().save_pretrained(tmp_path / "clip")
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     Qwen2ForCausalLM(Qwen2Config(vocab_size=64, num_hidden_layers=1, **sizes)).save_pretrained(tmp_path / "bare")
     tokenizer = byte_tokenizer({})
     tokenizer.chat_template = turns()
