@@ -11,7 +11,7 @@ from mmrl.core.ranks import NoTrace, Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Rollouts, Sample
 from mmrl.runtime.accelerator import is_sharded
-from tests.support.fakes import FakeAccelerator, Steps
+from tests.support.fakes import FakeAccelerator, PlayedRanks, Steps
 
 
 def test_one_process_waits_for_nobody():
@@ -42,15 +42,14 @@ def test_shards_talk_at_every_forward(kind: str):
         assert (ranks.forwards(3), ranks.passes(0), ranks.anyone(False)) == (5, 5, True)
 
 
-class Second(Ranks):
+def second() -> Ranks:
     """The second of two processes, both of which have the same to say."""
+    return PlayedRanks(lambda x: [x, x], 1)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.world, self.rank = 2, 1
 
-    def gather(self, x):
-        return [x, x]
+def uneven(other: Rollouts) -> Ranks:
+    """The second of two processes, of which the first has other rows."""
+    return PlayedRanks(lambda x: [other, x] if isinstance(x, Rollouts) else [x, x], 1)
 
 
 def rollouts(num_rows: int, length: int) -> Rollouts:
@@ -62,7 +61,7 @@ def rollouts(num_rows: int, length: int) -> Rollouts:
 
 def test_rows_of_all_processes_without_pictures_and_sounds():
     own = rollouts(3, 2)
-    everyone, mine = Second().all_rows(own)
+    everyone, mine = second().all_rows(own)
     assert (len(everyone), mine) == (6, slice(3, 6))
     assert everyone.sample_ids.tolist() == [0, 1, 2, 0, 1, 2]
     assert all(group.prompt.media == () and sample.output is None for group in everyone.groups for sample in group.samples)
@@ -74,33 +73,22 @@ def test_rows_of_all_processes_without_pictures_and_sounds():
 def test_what_was_recorded_is_seen_on_one_process_as_on_two():
     noted = {ROLLOUT_LOGPROBS: torch.tensor([[-1.0, -2.0], [torch.nan, torch.nan], [-3.0, -4.0]])}
     own = replace(rollouts(3, 2), recorded=noted)
-    everyone, mine = Second().all_rows(own)
+    everyone, mine = second().all_rows(own)
     alone, _ = Ranks().all_rows(own)
     for seen in (everyone.recorded[ROLLOUT_LOGPROBS][mine], everyone.recorded[ROLLOUT_LOGPROBS][:3], *alone.recorded.values()):
         torch.testing.assert_close(seen, noted[ROLLOUT_LOGPROBS], equal_nan=True)
 
 
-class Uneven(Second):
-    """The first process has other rows."""
-
-    def __init__(self, other: Rollouts) -> None:
-        super().__init__()
-        self.other = other
-
-    def gather(self, x):
-        return [self.other, x] if isinstance(x, Rollouts) else [x, x]
-
-
 def test_what_one_process_did_not_record_is_seen_by_none():
     own = replace(rollouts(3, 2), recorded={ROLLOUT_LOGPROBS: torch.zeros(3, 2)})
-    everyone, mine = Uneven(replace(rollouts(2, 5), trace=NoTrace())).all_rows(own)
+    everyone, mine = uneven(replace(rollouts(2, 5), trace=NoTrace())).all_rows(own)
     assert (everyone.recorded, mine, everyone.action_mask.shape) == ({}, slice(2, 5), (5, 5))
 
 
 def test_rows_of_all_processes_are_made_equally_long():
     short, long = rollouts(1, 2), rollouts(2, 3)
     nodes = torch.tensor([[4, 5, 6], [4, 5, 7]])
-    everyone, mine = Uneven(replace(long, node_ids=nodes)).all_rows(replace(short, node_ids=torch.tensor([[8, 9]])))
+    everyone, mine = uneven(replace(long, node_ids=nodes)).all_rows(replace(short, node_ids=torch.tensor([[8, 9]])))
     assert mine == slice(2, 3)
     assert everyone.action_mask.tolist() == [[True] * 3, [True] * 3, [True, True, False]]
     assert everyone.node_ids is not None and everyone.node_ids.tolist() == [[4, 5, 6], [4, 5, 7], [8, 9, 0]]
@@ -115,16 +103,15 @@ def test_only_several_processes_leave_together(world: int, done: list[str]):
 
 
 def test_prompts_that_do_not_divide_are_refused():
-    assert Second().share_out([1, 2, 3, 4]) == [3, 4]
+    assert second().share_out([1, 2, 3, 4]) == [3, 4]
     with pytest.raises(ValueError, match="3 prompts do not divide over 2 processes: set prompts_per_step to a multiple of 2"):
-        Second().share_out([1, 2, 3])
+        second().share_out([1, 2, 3])
 
 
-def test_a_problem_of_one_is_raised_by_all(monkeypatch: pytest.MonkeyPatch):
-    for ranks in (Ranks(), Second()):
+def test_a_problem_of_one_is_raised_by_all():
+    for ranks in (Ranks(), second()):
         ranks.agree(None)
         with pytest.raises(ValueError, match="no room"):
             ranks.agree("no room")
-    monkeypatch.setattr(Second, "gather", lambda ranks, x: ["of the first", x])
     with pytest.raises(ValueError, match="of the first"):
-        Second().agree(None)
+        PlayedRanks(lambda x: ["of the first", x], 1).agree(None)

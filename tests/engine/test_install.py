@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ WHEELS: dict[str, dict[str, str]] = {
 a torchvision that fails without its operators."""
 
 
-def write_wheels(folder: Path) -> Path:
+def write_wheels(folder: Path) -> None:
     folder.mkdir()
     for named, files in WHEELS.items():
         name, version = named.split("-")
@@ -56,20 +55,15 @@ def write_wheels(folder: Path) -> Path:
                 f"{about}/RECORD": "",
             }.items():
                 wheel.writestr(path, text)
-    return folder
-
-
-def recipe_of(folder: Path, lines: Sequence[str]) -> Installation:
-    file = folder / "requirements.txt"
-    file.write_text("# small\n" + "\n".join(lines) + "\n")
-    return Installation("cpu", file, ("--no-deps",), download_gb=0.001, disk_gb=0.001, measured=True)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     folder = tmp_path_factory.mktemp("small")
     write_wheels(folder / "wheels")
-    return recipe_of(folder, [name.replace("-", "==").replace("_", "-") for name in WHEELS])
+    file = folder / "requirements.txt"
+    file.write_text("\n".join(["# small", *(name.replace("-", "==").replace("_", "-") for name in WHEELS), ""]))
+    return Installation("cpu", file, ("--no-deps",), download_gb=0.001, disk_gb=0.001, measured=True)
 
 
 @pytest.fixture(scope="module")
@@ -109,16 +103,12 @@ def kill_an_install(recipe: Installation) -> str:
     running.stdout.readline()
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
-    wait_for_the_place(engine_folder())
+    # until nobody holds the place: a process that was forked and not yet started dies a moment after its parent
+    with (engine_folder().parent / f".{engine_folder().name}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(ValueError) as refused:
         find_venv()
     return str(refused.value)
-
-
-def wait_for_the_place(folder: Path) -> None:
-    """Wait until nobody holds it: a process that was forked and not yet started dies a moment after its parent."""
-    with (folder.parent / f".{folder.name}.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
 
 
 def run(*words: str):
@@ -161,7 +151,7 @@ def test_status_and_install_where_it_is(made, small: Installation, monkeypatch: 
 
 
 def test_a_second_install_at_the_same_time_is_refused(made, small: Installation):
-    _, whole, _ = made
+    whole = made[1]
     with venv.only_one(whole.folder), pytest.raises(ValueError, match=r"another `mmrl engine install` is making .*: wait"):
         make_venv(whole.folder, small, print)
 
@@ -169,28 +159,24 @@ def test_a_second_install_at_the_same_time_is_refused(made, small: Installation)
 def test_a_package_that_is_nowhere(small: Installation, monkeypatch: pytest.MonkeyPatch):
     only_here(monkeypatch, small)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "--no-deps"]
-    with pytest.raises(
-        ValueError, match=r"no torch==9\+cpu for Python 3\.\d+ on \w+ where pip looks.*PIP_EXTRA_INDEX_URL; builds"
+    for package, said in (
+        ("torch==9+cpu", r"no torch==9\+cpu for Python 3\.\d+ on \w+ where pip looks.*PIP_EXTRA_INDEX_URL; builds"),
+        ("a b", "pip cannot install vLLM: ERROR: Invalid requirement.*: run it again once that is mended"),
     ):
-        venv.run([*pip, "torch==9+cpu"], "pip cannot install vLLM")
-    with pytest.raises(
-        ValueError, match=r"pip cannot install vLLM: ERROR: Invalid requirement.*: run it again once that is mended"
-    ):
-        venv.run([*pip, "a b"], "pip cannot install vLLM")
+        with pytest.raises(ValueError, match=said):
+            venv.run([*pip, package], "pip cannot install vLLM")
 
 
-def test_half_of_one_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
-    venv.note_begun(engine_folder())
-    assert "half made" in str(run("status").exception)
-    assert "removed" in run("remove", "--yes").output and not engine_folder().exists()
-
-
-def test_the_costs_are_said_and_nothing_is_made_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_costs_are_said_nothing_is_made_unasked_and_half_of_one_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
     done = run("install", "--accelerator", "cpu")
     assert "0.62 GB of download, 2.6 GB of disk" in done.output and "mmrl's own environment stays as it is" in done.output
     assert "add --yes" in str(done.exception) and list(tmp_path.iterdir()) == []
+    venv.note_begun(engine_folder())
+    assert "half made" in str(run("status").exception)
+    assert "removed" in run("remove", "--yes").output and not engine_folder().exists()
 
 
 def test_a_folder_of_something_else_stays(tmp_path: Path):

@@ -1,5 +1,9 @@
-"""What runs use so that processes get unequal work: prompts, a reward, and an environment."""
+"""What runs use so that processes get unequal work: prompts, a reward, an environment; and what breaks on process 1 alone.
 
+Which of these breaks the environment variable BREAKS says.
+"""
+
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,10 +11,11 @@ import numpy as np
 
 from mmrl import Group, Observation, Prompt, Sample, Turn
 from mmrl.core.types import Video
+from mmrl.runtime.blame import RewardUnavailableError
 from tests.support.text_policies import picture
 from tests.support.videos import write_video
 
-__all__ = ["Reward", "answer", "prompts", "sizes"]
+__all__ = ["Breaking", "Reward", "answer", "breaking", "prompts", "sizes"]
 KINDS = ("clip", "text", "both", "picture", "text", "clip", "picture", "text")
 SIZES = ((16, 16), (32, 16), (16, 32))
 
@@ -57,3 +62,22 @@ def answer(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation | 
         return None
     side = 20 + 10 * (seed % 3)
     return Observation("Look." * (1 + seed % 4), (prompt.media[0].crop((0, 0, side, side)),) if seed % 2 else ())
+
+
+def breaks(how: str) -> bool:
+    return os.environ.get("RANK") == "1" and os.environ.get("BREAKS") == how
+
+
+def breaking() -> list[Prompt]:
+    if breaks("data"):
+        raise KeyError("the column of process 1")
+    return [Prompt(str(i), "hi") for i in range(8)]
+
+
+class Breaking:
+    """The length, or a reward that is gone for good."""
+
+    def __call__(self, group: Group) -> list[float]:
+        if breaks("reward"):
+            raise RewardUnavailableError("the judge of process 1 is gone")
+        return [float(len(sample.text or "")) for sample in group.samples]

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from mmrl.app.commands import train as jobs
-from tests.processes.ran import Ran, distance, run_alone
-from tests.processes.run_cases import trained
+from tests.processes.run_cases import Ran, distance, run_alone, trained
 from tests.support.launcher import Kind, results
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install deepspeed")

@@ -16,8 +16,7 @@ from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.processes.cases import BREADTH, CASES, ON_CARD, SAMPLERS, WRITERS
-from tests.processes.ran import Ran, distance, run_alone
-from tests.processes.run_cases import trained
+from tests.processes.run_cases import Ran, distance, run_alone, trained
 from tests.support.each import for_each
 from tests.support.launcher import KINDS, Kind, both, forked, results
 

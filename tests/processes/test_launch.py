@@ -2,9 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from mmrl.policies.shared.sharding import refuse_settings, refuse_unknown
 from mmrl.runtime.accelerator import is_sharded
 from tests.support.each import for_each
 from tests.support.fakes import FakeAccelerator as Fake
+from tests.support.fakes import PlayedRanks
 from tests.support.launcher import started
 
 FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"
@@ -29,29 +29,6 @@ def zero(settings: dict[str, Any], **more: Any) -> Any:
     """Two processes under DeepSpeed with these settings of ZeRO."""
     config = {"zero_optimization": settings} | more
     return Fake(2, "DEEPSPEED", deepspeed_plugin=SimpleNamespace(deepspeed_config=config))
-
-
-@dataclass
-class Neighbours(Ranks):
-    """Process `rank` of as many as there are answers; gathering gives what the others would say."""
-
-    rank: int
-    others: Sequence[Any]
-    log: list[str] = field(default_factory=list[str])
-
-    def __post_init__(self) -> None:
-        self.world = len(self.others) + 1
-        self.accelerator = Fake(self.world, local_main_process_first=self.main_process_first)
-
-    def gather(self, x: Any) -> list[Any]:
-        return [*self.others[: self.rank], x, *self.others[self.rank :]]
-
-    @contextmanager
-    def main_process_first(self) -> Iterator[None]:
-        """As accelerate does it: a wait before for all but the first process, and one after for that one."""
-        self.log += ["wait"] if self.rank else []
-        yield
-        self.log += [] if self.rank else ["wait"]
 
 
 @pytest.mark.parametrize("name", launch.DECLARED)
@@ -135,9 +112,9 @@ def test_processes_with_other_settings_are_named():
     resolved = configs.load("tiny/image", ["steps=3"])
     launch.check_same(Ranks(), resolved)
     same = {key: repr(value) for key, value, _ in resolved.rows()} | {"mmrl's version": launch.__version__}
-    launch.check_same(Neighbours(1, [same]), resolved)
+    launch.check_same(PlayedRanks(lambda x: [same, x], 1), resolved)
     with pytest.raises(ValueError, match="process 1 was started with steps = 3, process 0 with 4"):
-        launch.check_same(Neighbours(1, [same | {"steps": "4"}]), resolved)
+        launch.check_same(PlayedRanks(lambda x: [same | {"steps": "4"}, x], 1), resolved)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path):
@@ -158,17 +135,26 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, monkeypatch: pytest.MonkeyPatch):
-    ranks = Neighbours(rank, [None])
+    log, ranks = list[str](), PlayedRanks(lambda x: [x, None], rank)
+
+    @contextmanager
+    def in_turns() -> Iterator[None]:
+        """As accelerate does it: a wait before for all but the first process, and one after for that one."""
+        log.extend(["wait"] * rank)
+        yield
+        log.extend(["wait"] * (1 - rank))
+
+    ranks.accelerator = Fake(2, local_main_process_first=in_turns)
     monkeypatch.setattr(building, "Ranks", lambda *_: ranks)
     monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("far enough"))
     for name in ("load_rewards", "load_prompts", "small_models"):
         real = getattr(building, name)
-        monkeypatch.setattr(building, name, lambda *a, name=name, real=real: (ranks.log.append(name), real(*a))[1])
+        monkeypatch.setattr(building, name, lambda *a, name=name, real=real: (log.append(name), real(*a))[1])
     resolved = configs.load("tiny/image", ["policy.box_space=norm1000"])
     with pytest.raises(pytest.fail.Exception, match="far enough"):
         building.build(resolved, accelerator=object())
     between = ["small_models", "wait", "load_rewards", "load_prompts", "load_prompts", "wait", "small_models"]
-    assert ranks.log == ["wait"] * rank + between + ["wait"] * (1 - rank)
+    assert log == ["wait"] * rank + between + ["wait"] * (1 - rank)
 
 
 @for_each("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
@@ -210,8 +196,14 @@ def test_they_are_no_runs():
     assert not [listed.name for listed in catalog("configs") if listed.name.startswith("accelerate")]
 
 
-FILE = "tests/processes/breaks.py"
-RUN = ["train", "tiny/image", f"data={{use='{FILE}:load'}}", f"reward=[{{use='{FILE}:Reward'}}]", "evaluation.num_prompts=0"]
+FILE = "tests/processes/mixed.py"
+RUN = [
+    "train",
+    "tiny/image",
+    f"data={{use='{FILE}:breaking'}}",
+    f"reward=[{{use='{FILE}:Breaking'}}]",
+    "evaluation.num_prompts=0",
+]
 
 
 @pytest.mark.slow

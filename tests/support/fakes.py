@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import View
+from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, segments_of
 from mmrl.core.types import Batch, Given, Group, Piece, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
@@ -55,6 +56,17 @@ class FakeAccelerator:
 
     def wait_for_everyone(self) -> None: ...
     def end_training(self) -> None: ...
+
+
+class PlayedRanks(Ranks):
+    """One of `world` processes that are not there: what is gathered is made of this one's own object."""
+
+    def __init__(self, gathered: Callable[[Any], list[Any]], rank: int = 0, world: int = 2) -> None:
+        super().__init__()
+        self.gathered, self.rank, self.world = gathered, rank, world
+
+    def gather(self, x: Any) -> list[Any]:
+        return self.gathered(x)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from tests.flow.test_learning import small
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.presets import VIDEO, of_files
 from tests.support.published import PublishingPolicy, random_waits
-from tests.support.trainers import at_most_one, make_trainer
+from tests.support.trainers import at_most_one, make_trainer, weights
 from tests.training.test_trainer import half_dead
 from tests.training.test_video_methods import CLIPS, video_trainer
 
@@ -137,7 +137,7 @@ def resumed(accelerator: Any, ranks: Ranks) -> torch.Tensor:
     again.load_state_dict(state)
     for _ in range(2):
         again.step()
-    return torch.cat([weight.detach().flatten() for weight in again.policy.parameters()])
+    return weights(again)
 
 
 def trained(accelerator: Any) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def trained(accelerator: Any) -> dict[str, Any]:
         trainer.policy.prepare(accelerator)
         metrics = [trainer.step() for _ in range(STEPS)]
         trainer.producer.close()
-        results[name] = {"metrics": metrics, "weights": torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])}
+        results[name] = {"metrics": metrics, "weights": weights(trainer)}
     results["ahead"]["resumed"] = resumed(accelerator, ranks)
     return results
 

@@ -20,7 +20,7 @@ from mmrl.core.types import Credit, Group, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches, leave_out
 from mmrl.training.trainer import Trainer
 from tests.support.each import for_each
-from tests.support.fakes import FakeTextPolicy
+from tests.support.fakes import FakeTextPolicy, PlayedRanks
 from tests.support.presets import BY_PIXELS, TEXT, WITH_SOUND
 from tests.support.rows import make_batch, rollouts
 from tests.support.trainers import make_trainer
@@ -163,18 +163,6 @@ def test_terms_say_truly_whether_they_are_silent(name):
         assert says or not isinstance(term, Clip), "most presets would read every row"
 
 
-class Playing(Ranks):
-    """One of two processes, of which the other's answers are known."""
-
-    def __init__(self, rank: int, everyone: list[Any]) -> None:
-        super().__init__()
-        self.world, self.rank, self.everyone = 2, rank, everyone
-
-    def gather(self, x: Any) -> list[Any]:
-        assert x == self.everyone[self.rank]
-        return self.everyone
-
-
 IDLE, TRAINS = (False, True), (True, False)
 
 
@@ -184,7 +172,8 @@ IDLE, TRAINS = (False, True), (True, False)
 )
 def test_a_row_that_only_stands_in_counts_on_one_process_and_only_where_none_trains(everyone, rank, shown):
     batch = make_batch(torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3), {})
-    left = leave_out(batch, torch.ones(4, dtype=torch.bool), Playing(rank, everyone))
+    ranks = PlayedRanks(lambda x: everyone if x == everyone[rank] else pytest.fail(f"this one says {x}"), rank)
+    left = leave_out(batch, torch.ones(4, dtype=torch.bool), ranks)
     assert len(left) == 1 and bool(left.share.any()) == shown
 
 

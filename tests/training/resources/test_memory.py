@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from mmrl.training.resources.micro_batch import BELOW, LEAST, MOST, START, HostR
 from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Records
-from tests.support.fakes import FakeAccelerator, FakeTextPolicy
+from tests.support.fakes import FakeAccelerator, FakeTextPolicy, PlayedRanks
 from tests.support.rows import make_batch
 from tests.support.trainers import make_trainer
 
@@ -132,12 +132,17 @@ def test_copies_rest_on_the_cpu_and_are_looked_through_on_the_card():
         assert {x.device.type for x in left.shadows["ref"].weights} == {"cuda"}
 
 
-def test_a_checkpoint_copies_every_tensor_once():
+def stepped() -> tuple[nn.Linear, Weights, torch.optim.Optimizer]:
+    """A layer, its weights and a reference, and the optimizer of its first step."""
     net = nn.Linear(64, 32)
-    weights = Weights(net, {"ref"}, 0.9)
-    optimizer = torch.optim.AdamW(net.parameters())
+    weights, optimizer = Weights(net, {"ref"}, 0.9), torch.optim.AdamW(net.parameters())
     net(torch.ones(1, 64)).sum().backward()
     optimizer.step()
+    return net, weights, optimizer
+
+
+def test_a_checkpoint_copies_every_tensor_once():
+    net, weights, optimizer = stepped()
     kept = bytes_of(net.parameters()) * 4 + 8
     with Copies() as copies:
         state = {"policy": weights.state_dict(), "optimizer": whole_state(optimizer)}
@@ -156,34 +161,15 @@ def test_copies_of_what_is_not_ones_own_are_made():
     assert copy_state({"a": [OwnState(b=live), live]})["a"][1].data_ptr() != live.data_ptr()
 
 
-class FakeEngine:
-    """A library that owns the update, as far as states ask it."""
-
-    def __init__(self) -> None:
-        self.asked: list[bool] = []
-
-    def backward(self, loss: Tensor, last: bool) -> None: ...
-    def norm(self, limit: float) -> float:
-        return 0.0
-
-    def step(self) -> None: ...
-    def load(self, state: Any) -> None: ...
-    def state(self, keep: bool = True) -> Any:
-        self.asked.append(keep)
-        return {}
-
-
 def test_one_process_builds_the_state():
-    net = nn.Linear(64, 32)
-    weights, optimizer = Weights(net, {"ref"}, 0.9), torch.optim.AdamW(net.parameters())
-    net(torch.ones(1, 64)).sum().backward()
-    optimizer.step()
+    _, weights, optimizer = stepped()
     with Copies() as copies:
         state = {"policy": weights.state_dict(keep=False), "optimizer": whole_state(optimizer, keep=False)}
     assert copies.bytes == 0 and tensors_in(state) == []
-    engine = FakeEngine()
+    asked: list[bool] = []
+    engine: Any = SimpleNamespace(state=lambda keep: asked.append(keep))
     whole_state(optimizer, engine, keep=False)
-    assert engine.asked == [False], "it must help to gather"
+    assert asked == [False], "it must help to gather"
 
 
 def test_weights_on_a_card_are_updated_by_one_kernel(monkeypatch: pytest.MonkeyPatch):
@@ -214,24 +200,10 @@ def test_the_kernel_of_a_card_updates_as_the_cpu_does():
 GRPO = PRESETS["grpo"]
 
 
-@dataclass
-class Card:
-    """A device with room for so many positions at a time."""
-
-    positions: float
-    fitter: list[Any] = field(default_factory=list)
-
-    def begin(self) -> None:
-        """Nothing is measured."""
-
-    def times_more(self, fill: float) -> float:
-        return fill * self.positions / self.fitter[0].size
-
-
 def sizes_of(positions: float, notes: Path | None = None, ranks: Ranks | None = None) -> MicroBatches:
-    card = Card(positions)
+    """On a device with room for so many positions at a time."""
+    card: Any = SimpleNamespace(begin=lambda: None, times_more=lambda fill: fill * positions / sizes.size)
     sizes = MicroBatches(FakeTextPolicy(), GRPO, "auto", ranks or Ranks(), notes, card)
-    card.fitter.append(sizes)
     return sizes
 
 
@@ -283,36 +255,12 @@ def test_the_smallest_size_is_not_halved_for_ever():
     assert sizes.size < LEAST
 
 
-class Two(Ranks):
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = 2
-
-    def gather(self, x: Any) -> list[Any]:
-        """The other process has half of this one's room, and the same of all else."""
-        return [x, x / 2] if isinstance(x, float) else [x, x]
-
-
-class InTurns(FakeTextPolicy):
-    turns = 1
-
-
-class Third(Ranks):
-    """The third of four processes, of which the first has three parts of its rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.world, self.rank = 4, 2
-
-    def gather(self, x: Any) -> list[Any]:
-        return [3, 2, x, 0]
-
-
 @pytest.mark.parametrize(("turns", "mine"), [(1, [0, 1]), (2, [0, 2]), (4, [2, 6])])
 def test_processes_that_read_rows_together_have_them_one_after_the_other(turns: int, mine: list[int]):
-    policy = InTurns()
+    """The third of four processes, of which the first has three parts of its rows."""
+    policy: Any = FakeTextPolicy()
     policy.turns = turns
-    sizes = MicroBatches(policy, GRPO, policy.length, Third())
+    sizes = MicroBatches(policy, GRPO, policy.length, PlayedRanks(lambda x: [3, 2, x, 0], 2, 4))
     cut = sizes.cut(make_batch(torch.ones(2, policy.length), torch.ones(2), {}))
     assert len(cut) == 3 * turns
     assert [i for i, part in enumerate(cut) if bool(part.share.any())] == mine
@@ -321,7 +269,9 @@ def test_processes_that_read_rows_together_have_them_one_after_the_other(turns: 
 
 
 def test_several_processes_grow_by_the_smallest_room_and_stop_where_one_runs_out(tmp_path: Path):
-    sizes = sizes_of(1e5, notes := tmp_path / "size.json", Two())
+    """The other process has half of this one's room, and the same of all else."""
+    ranks = PlayedRanks(lambda x: [x, x / 2] if isinstance(x, float) else [x, x])
+    sizes = sizes_of(1e5, notes := tmp_path / "size.json", ranks)
     assert [run(sizes, MOST)[0] for _ in range(6)][-1] < 0.86 * 5e4
     failed = sizes.size
     with pytest.raises(TrainingStoppedError, match=f"memory with {failed} positions .*several processes cannot go back"):

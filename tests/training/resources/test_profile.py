@@ -4,7 +4,6 @@ import gzip
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -27,19 +26,8 @@ from mmrl.training.measure import (
 from mmrl.training.resources.profile import Profile, StepRange
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.trainer import Records
-from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.fakes import FakeTextPolicy, PlayedRanks, prompts, right_letter
 from tests.support.trainers import make_trainer
-
-
-class Two(Ranks):
-    """One of two processes, whose neighbour took other times."""
-
-    def __init__(self, neighbour: list[float]) -> None:
-        super().__init__()
-        self.world, self.neighbour = 2, neighbour
-
-    def gather(self, x: Any) -> list[Any]:
-        return [x, self.neighbour]
 
 
 def bars(file: Path) -> Counter[str]:
@@ -124,7 +112,7 @@ def test_shares_of_a_step_sum_to_one():
     shares = with_shares(times, Ranks())
     wanted = {"rollout": 0.25, "reward": 0.0, "read": 0.125, "update": 0.5, "idle": 0.125}
     assert shares == times | {f"time/{name}_share": share for name, share in wanted.items()}
-    both = with_shares(times, Two([0.75, 0.0, 0.125, 0.125]))
+    both = with_shares(times, PlayedRanks(lambda x: [x, [0.75, 0.0, 0.125, 0.125]]))
     assert (both["time/rollout_share"], both["time/update_share"]) == (0.5, 0.3125)
     assert sum(value for name, value in both.items() if name.endswith("_share")) == 1.0
     assert set(with_shares({}, Ranks()).values()) == {0.0, 1.0}

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Observation, Prompt, Sample, Scored, Status, Turn, Video
 from mmrl.training.rewards.cache import NotCacheableError, digest
 from mmrl.training.rewards.calls import Calling, Meter
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from tests.support.fakes import PlayedRanks
 
 RED, BLUE = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
 
@@ -53,15 +53,10 @@ def test_the_same_group_is_asked_once():
 
 def test_what_rewards_cost_is_counted_over_all_ranks():
     """The other process asked for nine samples and remembered none."""
-
-    class Two(Ranks):
-        def gather(self, x: Any) -> list[Any]:
-            return [x, [Meter(seconds=[9.0], retried=2, asked=9)]]
-
     rewards = RewardRunner([NamedReward("judge", Judge(), call=Calling(cache=100, retries=1))])
     rewards.score([group()])
     rewards.score([group()])
-    found = rewards.drain_metrics(Two())
+    found = rewards.drain_metrics(PlayedRanks(lambda x: [x, [Meter(seconds=[9.0], retried=2, asked=9)]]))
     assert found["reward/judge/cached"] == 3 / (6 + 9) and found["reward/judge/retried"] == 2
     assert found["time/reward/judge/p95_s"] > 4, "the slowest group of any process"
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.watch import ratio_gate
 from mmrl.training.watch.ratio_gate import ENGINE_LOOKS, MOST_ROUNDINGS, NOISES, Bounds, Gap, RatioGate
-from tests.support.fakes import FakeTextPolicy, prompts
+from tests.support.fakes import FakeTextPolicy, PlayedRanks, prompts
 from tests.support.trainers import make_trainer
 
 SETTINGS = TrainSettings(ratio_bound=1e-5, mean_ratio_bound=1.0)
@@ -253,15 +254,6 @@ class Meeting:
         return found
 
 
-class Playing(Ranks):
-    def __init__(self, meeting: Meeting, rank: int, world: int) -> None:
-        super().__init__()
-        self.meeting, self.rank, self.world = meeting, rank, world
-
-    def gather(self, x: Any) -> list[Any]:
-        return self.meeting.exchange(self.rank, x)
-
-
 def test_all_processes_stop_together_and_read_equally_often():
     """Only the second one has a fault, and its cause is the first of two hypotheses."""
     meeting, said, reads = Meeting(2), ["", ""], [0, 0]
@@ -274,7 +266,7 @@ def test_all_processes_stop_together_and_read_equally_often():
 
             return [Hypothesis(f"{name}{rank}", "so", "Mend it", lambda by=by: read(by)) for name, by in (("a", 0.0), ("b", 0.3))]
 
-        gate, rollouts = gate_of(hypotheses, Playing(meeting, rank, 2))
+        gate, rollouts = gate_of(hypotheses, PlayedRanks(partial(meeting.exchange, rank), rank))
         try:
             gate.check(rollouts, rollouts.recorded[ROLLOUT_LOGPROBS], off(rollouts, 0.5 * rank))
         except TrainingStoppedError as error:
