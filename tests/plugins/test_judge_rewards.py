@@ -7,8 +7,8 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -22,54 +22,38 @@ from mmrl.serving.judges.verdicts import fill_template, json_object, number, pre
 from tests.plugins.conftest import pictured, values
 from tests.support.each import for_each
 from tests.support.refused import refused
+from tests.support.rude_servers import answers, rude
 
 
 class Server:
     """An OpenAI-compatible server: `answer(text, pictures)` is a string, an object for the whole body, or (status, headers)."""
 
-    def __init__(self, answer):
-        self.answer, self.asked, self.busy, self.most = answer, [], 0, 0
+    def __init__(self, answer, url=""):
+        self.answer, self.asked, self.url, self.busy, self.most = answer, [], url, 0, 0
         self.lock = threading.Lock()
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, format, *args):
-                """Quiet."""
-
-            def do_GET(self):
-                self.reply(200, json.dumps({"data": [{"id": "small-judge"}]}).encode())
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with outer.lock:
-                    outer.asked.append((body, dict(self.headers)))
-                    outer.busy += 1
-                    outer.most = max(outer.most, outer.busy)
-                parts = body["messages"][0]["content"]
-                opened = [decode(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
-                [text] = [part["text"] for part in parts if part["type"] == "text"]
-                said = outer.answer(text, opened)
-                with outer.lock:
-                    outer.busy -= 1
-                if isinstance(said, tuple):
-                    return self.reply(said[0], b'{"error": "as told"}', said[1])
-                if isinstance(said, bytes):
-                    return self.reply(200, said)
-                if isinstance(said, str):
-                    said = completion(said)
-                return self.reply(200, json.dumps(said).encode())
-
-            def reply(self, status, data, headers=None):
-                self.send_response(status)
-                for name, value in (headers or {}).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+    def script(self, connection, request):
+        head, _, body = request.partition(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            return answers(200, b'{"data": [{"id": "small-judge"}]}')(connection, request)
+        asked = json.loads(body)
+        with self.lock:
+            self.asked.append((asked, dict(line.split(": ", 1) for line in head.decode().splitlines()[1:])))
+            self.busy += 1
+            self.most = max(self.most, self.busy)
+        parts = asked["messages"][0]["content"]
+        opened = [decode(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
+        [text] = [part["text"] for part in parts if part["type"] == "text"]
+        said = self.answer(text, opened)
+        with self.lock:
+            self.busy -= 1
+        status, headers = said if isinstance(said, tuple) else (200, {})
+        if status != 200:
+            said = {"error": "as told"}
+        elif isinstance(said, str):
+            said = completion(said)
+        data = said if isinstance(said, bytes) else json.dumps(said).encode()
+        return answers(status, data, *(f"{name}: {value}" for name, value in headers.items()))(connection, request)
 
     def endpoint(self, **fields):
         return Endpoint(**{"url": self.url, "timeout_s": 5.0, **fields})
@@ -96,16 +80,14 @@ def shade(picture):
 
 def judges() -> Iterator[Callable[[Any], Server]]:
     """answer -> Server; all are shut down."""
-    servers = list[Server]()
+    with ExitStack() as running:
 
-    def start(answer):
-        servers.append(Server(answer))
-        return servers[-1]
+        def start(answer):
+            server = Server(answer)
+            server.url = running.enter_context(rude(server.script)).url + "/v1"
+            return server
 
-    yield start
-    for server in servers:
-        server.http.shutdown()
-        server.http.server_close()
+        yield start
 
 
 serve = pytest.fixture(judges)

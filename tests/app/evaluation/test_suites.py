@@ -395,11 +395,9 @@ def test_an_edit_is_shown_before_and_after_behind_its_question(tmp_path: Path, s
     assert [one["unparsed"] for one in numbers] == [0.5, 0.0]
 
 
-def test_a_judge_that_is_not_there_is_named_before_anything_is_drawn(tmp_path: Path, serve: Callable[[Answer], Server]):
+def test_a_judge_that_is_not_there_is_named_before_anything_is_drawn(tmp_path: Path):
     write_unigenbench(tmp_path / "unigenbench")
-    server = serve(lambda text, pictures: "")
-    server.http.shutdown()
-    server.http.server_close()
+    server = Server(lambda text, pictures: "", "http://127.0.0.1:9/v1")
     with pytest.raises(ValueError, match=r"not ready: .* start the server .* published with UniGenBench-EvalModel"):
         judged("unigenbench", "tiny:sd3", server)
 
