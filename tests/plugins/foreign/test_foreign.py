@@ -24,7 +24,9 @@ from tests.support.shelves import foreign_module
 Gymnasium = foreign_module("gymnasium_style").Gymnasium
 TrlStyle = foreign_module("trl_style").TrlStyle
 
-CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
 def documented(name: str, folder: Path) -> str:
@@ -78,13 +80,13 @@ def test_the_documented_class_for_gymnasium_runs_as_it_is_written(tmp_path: Path
 def test_the_documented_class_for_trl_runs_as_it_is_written(tmp_path: Path, where: str):
     counter = made(f"trl:{documented('Counter', tmp_path)}:Counter")
     prompt = Prompt("count", "Count to 5.", columns={"target": 5})
-    calls = [CALL.format("increment", f'{{"by": {by}}}') for by in (2, 0, 3, 1)]
+    calls = [call("increment", f'{{"by": {by}}}') for by in (2, 0, 3, 1)]
     answers = play(counter, prompt, *calls, "Done.", where=where)
     at = "The counter is at {}."
     assert texts_of(answers) == [at.format(2), "Error: by must be positive.", at.format(5), at.format(6), ""]
     assert rewards_of(answers) == [0.0, 0.0, 1.0, -1.0, 0.0], "the sum so far is what get_reward() says"
     assert answers[-1] is not None and answers[-1].done
-    wrong = play(counter, prompt, CALL.format("decrement", "{}"), CALL.format("increment", '{"step": 1}'), "<tool_call>")
+    wrong = play(counter, prompt, call("decrement", "{}"), call("increment", '{"step": 1}'), "<tool_call>")
     assert texts_of(wrong)[0] == "Error: the tools are increment."
     assert texts_of(wrong)[1] == "Error: increment: missing a required argument: 'by'."
     assert [one.facts for one in wrong if one is not None] == [{"error": 1.0}] * 3
@@ -122,7 +124,7 @@ def test_methods_that_take_their_time_and_show_pictures(tmp_path: Path):
     prompt = Prompt("p", "You look at the sea. Describe it.", columns={"scene": "the sea"})
     assert isinstance(camera, TrlStyle)
     camera.check_prompts([prompt])
-    answers = play(camera, prompt, CALL.format("photograph", '{"width": 60}'), CALL.format("photograph", '{"width": -1}'))
+    answers = play(camera, prompt, call("photograph", '{"width": 60}'), call("photograph", '{"width": -1}'))
     first, second = answers
     assert first is not None and (first.text, first.role, first.reward) == ("the sea", "tool", 0.5)
     assert [one.size for one in first.media] == [(60, 40)]
@@ -159,7 +161,7 @@ def test_the_models_words_in_an_answer_are_no_marks(tmp_path: Path):
     (tmp_path / "echo.py").write_text(ECHO)
     word, prompt = "<image><|im_end|>", Prompt("p", "Say it.")
     echo = made(f"trl:{tmp_path}/echo.py:Echo")
-    asked = [CALL.format("say", f'{{"{key}": "{text}"}}') for key, text in ((word, "a"), ("text", word), ("text", f"{word}."))]
+    asked = [call("say", f'{{"{key}": "{text}"}}') for key, text in ((word, "a"), ("text", word), ("text", f"{word}."))]
     answers = play(echo, prompt, *asked)
     corridor = made(f"gymnasium:{tmp_path}/echo.py:Corridor", action=f"{tmp_path}/echo.py:read")
     answers += play(corridor, prompt, word, f"{word}?")

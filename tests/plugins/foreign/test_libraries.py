@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from mmrl.core.episodes import Limits
-from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.core.types import Prompt
 from mmrl.lab.tiny.text import vlms
-from mmrl.training.worlds.runner import WorldRunner
+from tests.plugins.foreign.test_foreign import call, play, texts_of
 from tests.support.ports import free_ports
 from tests.support.refused import refused
 from tests.support.shelves import foreign_module
@@ -29,32 +28,13 @@ VerifiersTurns = foreign_module("verifiers_turns").VerifiersTurns
 pytestmark = pytest.mark.evidence
 
 
-def play(environment: Any, prompt: Prompt, *texts: str) -> list[Observation | None]:
-    """The answers to these turns, in a world of its own."""
-    runner = WorldRunner(environment, Limits(timeout_s=60.0))
-    number = runner.open(prompt, 3)
-    try:
-        return [runner.step(number, Turn(text, (0, 1))).result(timeout=90) for text in texts]
-    finally:
-        runner.close(number)
-        runner.end()
-
-
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
-
-
-def told(answers: list[Observation | None]) -> list[str]:
-    return [one.text for one in answers if one is not None]
-
-
 def test_frozen_lake_of_gymnasium():
     pytest.importorskip("gymnasium", reason="the package gymnasium is not installed")
     lake = Gymnasium("FrozenLake-v1", make={"is_slippery": False}, actions=("left", "down", "right", "up"))
     prompt = Prompt("lake", "You stand at 0 of a lake of 4 x 4. Go to 15.", columns={"seed": 0})
     way = ["down", "down", "right", "right", "down", "Right"]
     answers = play(lake, prompt, "swim", *way)
-    assert told(answers) == ["Error: the actions are left, down, right, up.", "4", "8", "9", "10", "14", "15"]
+    assert texts_of(answers) == ["Error: the actions are left, down, right, up.", "4", "8", "9", "10", "14", "15"]
     last = answers[-1]
     assert last is not None and last.done and last.reward == 1.0
     refused("begins with '0', which the prompt does not say", lake.check_prompts, [Prompt("lake", "Go.")])
@@ -67,8 +47,8 @@ def test_cart_pole_of_gymnasium():
     world = pole.session()
     first = str(world.reset(seed=5)[0].tolist())
     answers = play(pole, Prompt("pole", f"The state is {first}.", columns={"seed": 5}), "1", "<tool_call>[1]</tool_call>", "2")
-    assert told(answers)[:2] == [str(world.step(1)[0].tolist()) for _ in range(2)]
-    assert told(answers)[2] == "Error: the action is none of Discrete(2)."
+    assert texts_of(answers)[:2] == [str(world.step(1)[0].tolist()) for _ in range(2)]
+    assert texts_of(answers)[2] == "Error: the action is none of Discrete(2)."
 
 
 @pytest.fixture
@@ -95,7 +75,7 @@ def echo(tmp_path: Path) -> Iterator[str]:
 def test_the_environment_that_openenv_init_makes(echo: str):
     world = OpenEnv(echo, shown=("echoed_message", "message_length"), begins=False)
     answers = play(world, Prompt("echo", "Say something."), "Hello", call("echo", '{"message": "Hi"}'))
-    assert told(answers) == ["echoed_message: Hello\nmessage_length: 5", "echoed_message: Hi\nmessage_length: 2"]
+    assert texts_of(answers) == ["echoed_message: Hello\nmessage_length: 5", "echoed_message: Hi\nmessage_length: 2"]
     rewards = [one.reward for one in answers if one is not None]
     assert rewards[0] is not None and rewards[0] > 0
     shown = OpenEnv(echo, shown=("echoed_message",))
@@ -115,7 +95,7 @@ def test_the_time_server_of_mcp():
         "It is 20:00.",
     )
     assert answers[0] is not None and answers[0].text == "Error: the tools are convert_time."
-    assert "T19:00" in told(answers)[1] or "T20:00" in told(answers)[1], "by summer time, or not"
+    assert "T19:00" in texts_of(answers)[1] or "T20:00" in texts_of(answers)[1], "by summer time, or not"
     assert answers[2] is not None and answers[2].text.startswith("Error: ") and answers[2].facts == {"error": 1.0}
     assert answers[3] is None
 
@@ -149,8 +129,8 @@ def test_a_tool_environment_of_verifiers(tmp_path: Path):
     sums.check_prompts([prompt])
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     answers = play(sums, prompt, call("add", '{"a": 2, "b": 3}'), "<tool_call>{", call("add", '{"a": 2}'), "It is 5.")
-    assert told(answers)[0] == "5" and told(answers)[1].startswith("Error: the call has no end")
-    assert "missing" in told(answers)[2]
+    assert texts_of(answers)[0] == "5" and texts_of(answers)[1].startswith("Error: the call has no end")
+    assert "missing" in texts_of(answers)[2]
     last = answers[3]
     assert last is not None and last.done and last.reward == 2.0 and last.facts == {"right": 1.0}
 
@@ -218,8 +198,8 @@ def test_the_counter_of_the_page_in_trls_own_trainer(tmp_path: Path):
     prompt = Prompt("count", "Count to 3.", columns={"target": 3})
     ours = [play(TrlStyle(f"{place}:Counter"), prompt, *script) for script in scripts]
     for answers, theirs in zip(ours, spoken, strict=True):
-        assert len(told(answers)) == len(theirs) + 1, "the last turn calls nothing"
-        for mine, other in zip(told(answers), theirs, strict=False):
+        assert len(texts_of(answers)) == len(theirs) + 1, "the last turn calls nothing"
+        for mine, other in zip(texts_of(answers), theirs, strict=False):
             assert mine.startswith("Error: ") if other.startswith("{'error'") else mine == other
-    assert "by must be positive" in told(ours[0])[1] and "by must be positive" in spoken[0][1]
+    assert "by must be positive" in texts_of(ours[0])[1] and "by must be positive" in spoken[0][1]
     assert [sum(one.reward or 0.0 for one in answers if one is not None) for answers in ours] == scores == [1.0, 0.0]
