@@ -27,11 +27,10 @@ from tests.evidence.task import (
     BACKWARD,
     Counted,
     Ended,
-    Figure,
+    LetterTask,
     MakeSampler,
     Row,
     Score,
-    Task,
     adding,
     mean,
     mean_of,
@@ -40,7 +39,7 @@ from tests.evidence.task import (
     trainer_of,
     weights_of,
 )
-from tests.evidence.text_tasks import GUESS, first_letter, largest, mean_first_letter, prompts_of
+from tests.evidence.text_tasks import GUESS, first_letter, largest, prompts_of
 
 TAG = "d"
 """The letter that stands for <think> and for </think>."""
@@ -134,18 +133,11 @@ Chain = Callable[[Run], None]
 
 
 @dataclass(frozen=True)
-class ChainTask(Task[Chain]):
-    """Prompts, rewards and a start for the policy of letters, and what a chain may cost."""
+class ChainTask(LetterTask[Chain]):
+    """A task for chains, and what one may cost."""
 
-    prompts: Callable[[int], Sequence[Prompt]]
-    """From a seed."""
-    rewards: tuple[tuple[str, Score], ...]
-    figure: Figure
-    start: tuple[float, ...] = (1, 1, 1, 1, 1)
-    length: int = 4
     cost: int = 30_000
     """Rows that pass the network: sampled or read 1, trained `BACKWARD`."""
-    prompts_per_step: int = 24
     rates: tuple[float, ...] = (1e-2, 3e-2)
     """Learning rates of the stages that reinforce: a run is the best of them, for a method as for its twin."""
     measured_on: Callable[[int], Sequence[Prompt]] | None = None
@@ -159,7 +151,7 @@ class ChainTask(Task[Chain]):
         policy, prompts = Costly(length=self.length, start=self.start, seed=seed), self.prompts(seed)
         chain(Run(self, policy, prompts, seed, lr))
         asked = self.measured_on(seed) if self.measured_on is not None else prompts
-        return Ended(self.figure(policy.fresh(asked, seed)), weights_of(policy))
+        return Ended(self.measure(policy.fresh(asked, seed)), weights_of(policy))
 
 
 GROUP = 8
@@ -311,7 +303,6 @@ TRACES = ChainTask(
     "share right",
     unsure_traces,
     (("answer", either_form),),
-    mean_of(either_form),
     start=(1, 1, 1, 0.1, 1.5),
     length=7,
     cost=20_000,
@@ -335,7 +326,6 @@ JUDGE = ChainTask(
     "agreement on held-out pairs",
     thinking(which_is_larger, 64),
     (("answer", answered), ("form", in_form)),
-    share_answered,
     length=7,
     cost=25_000,
     measured_on=lambda seed: thinking(which_is_larger, 64)(seed + 1_000),
@@ -373,7 +363,6 @@ GRADED = ChainTask(
     "share right",
     graded_pairs,
     (("letter", first_letter),),
-    mean_first_letter,
     cost=20_000,
 )
 
@@ -439,7 +428,6 @@ SOLUTIONS = ChainTask(
     "share right",
     solved,
     (("whole", whole),),
-    mean_of(whole),
     cost=60_000,
 )
 RULES = replace(

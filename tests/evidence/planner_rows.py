@@ -11,7 +11,7 @@ from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.reference import Agreement
 from mmrl.core.types import Group, Prompt
-from tests.evidence.task import Row, TextTask, adding, against, mean, mean_of, text_of
+from tests.evidence.task import Row, TextTask, adding, against, mean, text_of
 from tests.evidence.text_tasks import ALL_WRONG, first_letter, prompts_of
 from tests.evidence.video_rows import IDLE, whole
 
@@ -32,7 +32,6 @@ UNSOLVABLE = TextTask(
     "share right, without any hint",
     with_columns,
     (("whole", whole),),
-    mean_of(whole),
     start=(3, 1, 1, 0.2, 0.5),
     samples=6_000,
 )
@@ -113,8 +112,7 @@ ROWS = [
     with_planner("critique_grpo", refine_text="{sample}\n{critique}", short=True),
     with_planner("policy_rollout", short=True),
     with_planner("ahpo", short=True),
-    against("arpo_gui", "nothing comes back", ALL_WRONG, planner=Once(),
-        changes={"samples": 2_500}),
+    against("arpo_gui", "nothing comes back", ALL_WRONG, planner=Once(), changes={"samples": 2_500}),
     *(Row("spo_segment", replace(PRESETS["spo_segment"], planner=SegmentValues(interval=2)),
         replace(PRESETS["spo_segment"], planner=Once(), advantage=GroupNorm()), "one advantage for all tokens of an answer", task)
       for task in (SEGMENTS, IDLE)),

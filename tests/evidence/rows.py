@@ -8,12 +8,12 @@ from tests.evidence import (
     points,
     sampler_rows,
     sounds,
-    text_rows,
+    text_tasks,
     thinking_rows,
-    turn_rows,
+    turn_tasks,
     video_rows,
 )
 
-FILES = (text_rows, planner_rows, video_rows, points, sampler_rows, turn_rows, pixels, chains, codes, thinking_rows, sounds)
+FILES = (text_tasks, planner_rows, video_rows, points, sampler_rows, turn_tasks, pixels, chains, codes, thinking_rows, sounds)
 ROWS = [row for file in FILES for row in file.ROWS]
-ELSEWHERE = {**text_rows.ELSEWHERE, **video_rows.ELSEWHERE, **points.ELSEWHERE}
+ELSEWHERE = {**text_tasks.ELSEWHERE, **video_rows.ELSEWHERE, **points.ELSEWHERE}

@@ -13,7 +13,7 @@ from mmrl.answers.boxes.box import Box
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Prompt
 from tests.evidence.task import MakeSampler, Row, TextTask, adding, against, mean_of, of_text
-from tests.evidence.text_tasks import RARE, TOO_EASY, first_letter, mean_first_letter, prompts_of
+from tests.evidence.text_tasks import RARE, TOO_EASY, first_letter, prompts_of
 from tests.evidence.video_rows import whole
 
 GRPO = PRESETS["grpo"]
@@ -72,7 +72,6 @@ ANCHORED = TextTask(
     "share right",
     prompts_of(lambda vector, i: "abc"[int(vector.argmax())]),
     (("letter", first_letter),),
-    mean_first_letter,
     length=10,
     samples=4_000,
 )
@@ -92,8 +91,7 @@ ROWS = [
     sampler_row("Curriculum", lambda prompts, seed: Curriculum(prompts, seed, edges=(1, 2), draws_per_stage=10), LADDER),
     Row("Prioritized", PRESETS["spo"], PRESETS["spo"], EPOCHS, TOO_EASY, sampler=Prioritized, changes={"prompts_per_step": 96}),
     Row("Unlikeliness", replace(CLIPPED, shaping=(Unlikeliness(),)), CLIPPED, "every right answer earns alike", RARE),
-    against("gui_g1", "all prompts alike", SMALL_TARGETS, importance=(),
-        short=True),
+    against("gui_g1", "all prompts alike", SMALL_TARGETS, importance=(), short=True),
     against("attention_rhythm", "all tokens alike", ANCHORED, importance=()),
 ]  # fmt: skip
 """Samplers, and presets that weigh tokens or prompts."""

@@ -57,7 +57,7 @@ class SoundTask(Task[Algorithm]):
         drawn |= {"max_prompt_tokens": 24, "forward_rows": 192, "decode_rows": 480, "lora": LoraSettings(rank=8, alpha=16)}
         policy = FlowPolicy(FlowPolicyConfig(model(), **drawn), algorithm.shadows, algorithm.ema_decay or USUAL_DECAY)
         prompts = as_asked.load()
-        settings = {"steps": self.steps, "prompts_per_step": len(prompts), "micro_batch": 192}
+        settings: dict[str, Any] = {"steps": self.steps, "prompts_per_step": len(prompts), "micro_batch": 192}
         settings["optimizer"] = OptimizerSettings(lr=self.lr, warmup_steps=3)
         sampler = (make_sampler or Shuffled)(prompts, seed)
         trainer = trainer_of(policy, algorithm, sampler, REWARDS.items(), seed, lr=self.lr, **settings)

@@ -36,8 +36,6 @@ Figure = Callable[[Sequence[Group]], float]
 MakeSampler = Callable[[Sequence[Prompt], int], PromptSampler]
 Way = TypeVar("Way")
 """What a task runs: an algorithm, or a chain of stages."""
-
-
 TOLD = re.compile(r"(?:: |is )([abcd.]+)\b")
 """Letters that a sentence under a prompt tells: "Begin like this: ab", "The right answer is c."""
 
@@ -147,20 +145,30 @@ class Task(ABC, Generic[Way]):
 
 
 @dataclass(frozen=True)
-class TextTask(Task[Algorithm]):
+class LetterTask(Task[Way]):
     """Prompts, rewards and a start for the policy of letters."""
 
     prompts: Callable[[int], Sequence[Prompt]]
     """From a seed."""
     rewards: tuple[tuple[str, Score], ...]
-    figure: Figure
+    figure: Figure | None = None
+    """None: the mean of the first reward."""
     start: tuple[float, ...] = (1, 1, 1, 1, 1)
     length: int = 4
+    prompts_per_step: int = 24
+
+    def measure(self, groups: Sequence[Group]) -> float:
+        return (self.figure or mean_of(self.rewards[0][1]))(groups)
+
+
+@dataclass(frozen=True)
+class TextTask(LetterTask[Algorithm]):
+    """A task that one algorithm trains on."""
+
     samples: int = 8_000
     """Samples that a run may draw: methods that sample more of a prompt take fewer steps."""
     steps: int | None = None
     """With it, runs are compared after so many steps, however many samples these draw."""
-    prompts_per_step: int = 24
     lr: float = 2e-2
     """Of all updates of a step together."""
 
@@ -173,7 +181,7 @@ class TextTask(Task[Algorithm]):
         while policy.sampled < self.samples if self.steps is None else steps < self.steps:
             trainer.step()
             steps += 1
-        return Ended(self.figure(policy.fresh(prompts, seed)), weights_of(policy))
+        return Ended(self.measure(policy.fresh(prompts, seed)), weights_of(policy))
 
     def policy(self, algorithm: Algorithm, seed: int) -> Counted:
         """The policy of letters as a run begins."""

@@ -1,4 +1,7 @@
-"""Tasks of letters: what a prompt wants follows from three numbers, and the odds at the start make the situation of a claim."""
+"""Methods for text, each on a task of letters made for its claim, against the same without its idea.
+
+What a prompt wants follows from three numbers, and the odds at the start make the situation of a claim.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -8,8 +11,29 @@ from typing import Any
 
 import torch
 
+from mmrl.algorithms.advantages.group import GroupNorm, Halves, ReinforcePlusPlus, Strata
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.penalties import ReferenceKL
+from mmrl.algorithms.objectives.surrogates import Clip, Reinforce
+from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.types import Group, Prompt
-from tests.evidence.task import FRESH, TextTask, adding, mean, mean_of, of_text, text_of
+from tests.evidence.task import (
+    FRESH,
+    Row,
+    Task,
+    TextTask,
+    adding,
+    against,
+    mean,
+    mean_of,
+    of_text,
+    text_of,
+    unclipped,
+    uncompared,
+)
+from tests.support.presets import DISTILLED
 
 NUM_PROMPTS = 24
 
@@ -47,7 +71,6 @@ GUESS = TextTask(
     "share right",
     prompts_of(largest),
     (("letter", first_letter),),
-    mean_first_letter,
 )
 FEW_SAMPLES = replace(GUESS, name="few_samples", claim=f"{GUESS.claim}; few samples may be drawn", samples=1_500)
 ALL_WRONG = TextTask(
@@ -56,7 +79,6 @@ ALL_WRONG = TextTask(
     "share right",
     prompts_of(lambda vector, i: "d"),
     (("letter", first_letter),),
-    mean_first_letter,
     start=(1, 1, 1, 0.01, 0.3),
     samples=5_000,
 )
@@ -160,7 +182,6 @@ PAIRS = TextTask(
     "share right",
     prompts_of(right_pairs),
     (("pair", pair),),
-    mean_of(pair),
     samples=12_000,
     lr=2e-1,
 )
@@ -209,7 +230,6 @@ LONG = TextTask(
     "share right",
     prompts_of(largest),
     (("count", counted),),
-    mean_of(counted),
     start=(1, 1, 1, 1, 1.5),
     length=10,
     samples=2_500,
@@ -260,3 +280,84 @@ CALLS = TextTask(
     (("calls", with_calls),),
     mean_first_letter,
 )
+STALE = 16
+"""Updates per step where a method is made for weights that have moved away from those that sampled."""
+GROUP = GroupNorm()
+FEW = {"samples": 2_000}
+
+
+def many(name: str) -> Algorithm:
+    """The preset with STALE updates per step."""
+    return replace(PRESETS[name], epochs=STALE // 4, minibatches=4)
+
+
+def in_place_of_the_clip(name: str) -> Row:
+    """A surrogate of its own against no limit at all, with many updates on the same samples."""
+    return Row(name, many(name), unclipped(many(name)), f"REINFORCE, {STALE} updates per step as here", PAIRS)
+
+
+def advantage_row(name: str, task: Task, **more: Any) -> Row:
+    """An advantage of its own against that of grpo."""
+    return against(name, "advantages of grpo", task, advantage=GROUP, **more)
+
+
+TRUST = ("gspo", "gspo_token", "cispo", "sapo", "vespo", "gmpo", "dppo", "dro", "rec", "r2vpo", "disco", "nft_text")
+ROWS = [
+    Row("grpo", PRESETS["grpo"], uncompared(PRESETS["grpo"]), "rewards compared with nothing", GUESS),
+    against("dr_grpo", "division by the deviation and by the length", UNSOLVABLE, aggregation=SequenceMean(), advantage=GROUP),
+    against("dapo", "no penalty for length", OVERLONG, shaping=()),
+    against("dapo", "every prompt sampled once", TOO_EASY, planner=Once(), changes={"prompts_per_step": 12}),
+    Row("rloo", PRESETS["rloo"], uncompared(PRESETS["rloo"]), "rewards compared with nothing", NOISY),
+    advantage_row("opo", NOISY),
+    advantage_row("d3s", MANY),
+    Row("luspo", PRESETS["luspo"], PRESETS["gspo"], "rollouts averaged over their actions", LONG),
+    advantage_row("gpg", HARD),
+    *(in_place_of_the_clip(name) for name in TRUST),
+    Row("kl_cov", PRESETS["kl_cov"], unclipped(PRESETS["kl_cov"]), "no penalty", MANY),
+    against("clip_cov", "the clip alone", MANY, objective=((1.0, Clip()),)),
+    against("high_entropy", "all tokens", MANY, importance=()),
+    Row("reinforce_pp", PRESETS["reinforce_pp"], uncompared(PRESETS["reinforce_pp"]), "plain rewards", NOISY,
+        changes={"prompts_per_step": 192}),
+    advantage_row("reinforce_pp_baseline", NOISY),
+    Row("pass_at_k", PRESETS["pass_at_k"], PRESETS["grpo"], "advantages of grpo", BEST_OF_MANY),
+    advantage_row("gdpo", TWO),
+    Row("mc_grpo", replace(PRESETS["mc_grpo"], group_size=5), replace(PRESETS["grpo"], group_size=5), "the group's mean",
+        NOISY, changes={"prompts_per_step": 40}),
+    advantage_row("ngrpo", ALL_WRONG),
+    advantage_row("bnpo", HARD),
+    Row("canon", replace(PRESETS["canon"], advantage=Halves(by="length", cross=1.0, favour=0.5)), PRESETS["dr_grpo"],
+        "one mean for the whole group", SHORT),
+    Row("stratified_grpo", replace(PRESETS["stratified_grpo"], advantage=Strata(pattern="d")),
+        replace(PRESETS["stratified_grpo"], advantage=GROUP), "one mean for the whole group", CALLS),
+    advantage_row("a_grae", HARD),
+    advantage_row("seed_grpo", NOISY),
+    advantage_row("copo", HARD),
+    advantage_row("polychromic", RARE),
+    advantage_row("adora", LONG),
+    Row("drpo", PRESETS["drpo"], PRESETS["disco"], "all right answers alike", SHORT),
+    Row("llds", many("llds"), replace(many("llds"), objective=((1.0, Clip()),)), "no penalty", PAIRS),
+    against("reinforce_ada", "every prompt sampled once", HARD, planner=Once(), advantage=GROUP),
+    against("reinforce_ada", "every prompt sampled once", HARD_STEPS, planner=Once(), advantage=GROUP),
+    against("dars", "every prompt sampled once", HARD_STEPS, planner=Once()),
+    against("dars", "every prompt sampled once", HARD, planner=Once()),
+    against("xrpo", "every prompt sampled once, no bonus", RARE, planner=Once(), advantage=GROUP),
+    advantage_row("gtpo", MANY, importance=()),
+    against("spo", "the mean of the step for a baseline", NOISY, advantage=ReinforcePlusPlus(),
+        changes={"prompts_per_step": 96, **FEW}),
+    advantage_row("riskpo", HARD),
+    against("hapo", "one clip and one temperature for all tokens, advantages of grpo", MANY,
+        advantage=GROUP, planner=Once(), objective=((1.0, Clip()),), changes=FEW),
+    advantage_row("dcpo", MANY),
+    against("hart", "advantages and KL of grpo", HARD, advantage=GROUP, objective=((1.0, Reinforce()), (0.04, ReferenceKL()))),
+    against("aepo", "nothing sampled hotter", MANY, advantage=GROUP, planner=Once()),
+    advantage_row("ares", HARD, changes=FEW),
+    Row("remix", PRESETS["remix"], replace(PRESETS["remix"], planner=Once(), objective=((1.0, Clip()), (0.04, ReferenceKL()))),
+        "rows of this step alone, KL to the base", FEW_SAMPLES),
+    against("ssr", "rows of this step alone", TOO_EASY, planner=Once(), changes={"prompts_per_step": 12, **FEW}),
+]  # fmt: skip
+"""Presets for text of most ideas."""
+ELSEWHERE = {
+    "mm_upt": "without labels better than at the start, three seeds: tests/learning/test_unlabelled.py",
+    **dict.fromkeys(DISTILLED, "they compare distributions of real models: python -m tests.evidence.teachers"),
+}
+"""Presets whose evidence is a test of another room."""

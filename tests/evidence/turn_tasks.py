@@ -1,21 +1,32 @@
-"""Tasks of several turns: the policy of letters writes a turn, a world answers with a letter, and so on.
+"""Methods of several turns, each against the same with one turn, or with the credit or bonus of plain GRPO.
+
+The policy of letters writes a turn, a world answers with a letter, and so on.
 
 The policy sees the prompt's numbers, where it is, and the letter before: what a world showed is known to the next letter alone.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.segments import GiGPO
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.planners.hints import AskedHalves
+from mmrl.algorithms.planners.segments import BranchWhereUnsure
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.statistics import with_column
+from mmrl.algorithms.turns import uses
+from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Ended, Observation, Turn, segments_of
-from mmrl.core.types import Branch, Given, Group, Prompt, Request, Rollouts, Sample
-from tests.evidence.task import Counted, Score, TextTask, mean, mean_of
+from mmrl.core.types import Branch, Given, Group, Prompt, Reading, Request, Rollouts, Sample, Scores
+from tests.evidence.task import Counted, Row, Score, TextTask, against, mean, mean_of
 from tests.evidence.text_tasks import largest, prompts_of
 from tests.support.fakes import LETTERS, Steps, uniform
 from tests.support.worlds import Answer
@@ -294,7 +305,6 @@ ROOMS = PlayTask(
     "share of the right doors",
     prompts_of(largest),
     (("environment", stated),),
-    mean_stated,
     world=rooms,
     most=4,
     samples=6_000,
@@ -360,7 +370,6 @@ HELPS = PlayTask(
     "share right",
     prompts_of(largest),
     (("environment", stated),),
-    mean_stated,
     world=helping,
     start=(1, 1, 1, 3, 0.3),
     samples=12_000,
@@ -391,7 +400,6 @@ SCREEN = PlayTask(
     "share of tasks that succeed",
     prompts_of(largest),
     (("environment", stated),),
-    mean_stated,
     world=path,
     most=4,
     start=(1, 1, 1, 1, 0.3),
@@ -403,9 +411,48 @@ SCREENS = PlayTask(
     "share of tasks that succeed",
     prompts_of(largest),
     (("environment", stated),),
-    mean_stated,
     world=steps,
     most=5,
     start=(1, 1, 1, 0.3, 0.1),
     samples=12_000,
 )
+
+
+@dataclass(frozen=True)
+class Always:
+    """Half a reward for every sample that used a tool, whether it helped or not."""
+
+    reads: tuple[Reading, ...] = ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        return with_column(scores, self, "used", uses(rollouts), 0.5)
+
+
+def against_one_turn(name: str, task: PlayTask) -> Row:
+    """The method on its world, and the same without one."""
+    return against(name, "one turn, without the world", task, planner=Alone())
+
+
+LETTERS_ARPO = replace(PRESETS["arpo"], planner=BranchWhereUnsure(vocabulary=len(LETTERS)))
+"""For a model of five tokens."""
+UI_S1 = PRESETS["ui_s1"].advantage
+assert isinstance(UI_S1, GiGPO)
+ASKED = replace(PRESETS["geometry_zero"], planner=AskedHalves(with_text="The first letter is d", without_text="Answer."))
+"""In words that the policy of letters follows."""
+ROWS = [
+    against("gigpo", "episodes compared with episodes alone", ROOMS, advantage=GroupNorm(scale="none")),
+    against("hgpo", "advantages of gigpo", PATHS, advantage=GiGPO(deviation=True)),
+    against_one_turn("deepeyes", LOOK),
+    against_one_turn("thyme", CODE),
+    against_one_turn("openthinkimg", FORMS),
+    against_one_turn("hart", CROP),
+    against("vr_thinker", "no bonus for looking", SELDOM, shaping=()),
+    Row("arpo", LETTERS_ARPO, replace(LETTERS_ARPO, planner=Once()), "whole episodes alone", CROP),
+    against("ui_s1", "returns that go on behind a wrong action", REPAIRED, advantage=replace(UI_S1, cut="")),
+    against("mobile_agent_v3", "every trajectory counts the same, however long", SCREENS, aggregation=SequenceMean()),
+    against("mobile_agent_v3", "nothing comes back", SCREEN, planner=Once()),
+    against("arpo_gui", "nothing comes back", SCREEN, planner=Once()),
+    Row("geometry_zero", ASKED, replace(PRESETS["geometry_zero"], planner=Once(), shaping=(Always(),)),
+        "a bonus wherever the tool is used, and nobody is asked", HELPS),
+]  # fmt: skip
+"""Presets of turns."""

@@ -19,7 +19,6 @@ IDLE = TextTask(
     "share right",
     prompts_of(largest),
     (("letter", fourth_letter),),
-    mean_of(fourth_letter),
     start=(1, 1, 1, 0.3, 0.1),
     length=10,
     samples=6_000,
@@ -80,7 +79,6 @@ LOOK = TextTask(
     "share right",
     pictures,
     (("letter", first_letter),),
-    mean_first_letter,
     start=(3, 1, 1, 0.3, 0.3),
     samples=6_000,
 )
