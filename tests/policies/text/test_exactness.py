@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.masking_utils import causal_mask_function
 
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ENTROPY, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
+from mmrl.lab.tiny.text import vlms
 from mmrl.policies.shared.dry_run import tensors_in
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.packed.attention import Packed, PackedMask
 from mmrl.policies.text.policy import Sampling
 from mmrl.policies.text.prompt.encode import stand_in_prompt
 from mmrl.training.checkpoints.save import Checkpoints
@@ -51,6 +54,34 @@ def test_rollout_shared_and_repeated_readings_and_the_plain_model_agree(tiny, fa
     alone = plain_logprobs(plain_model(tiny(family)), shared, rollouts)
     assert_noted(rollouts, logprobs(shared, rollouts), logprobs(repeated, rollouts), alone)
     assert relative_difference(gradients(shared, rollouts), gradients(repeated, rollouts)) < 1e-4
+
+
+REPEATED = ("qwen3_5_moe", "lfm2_vl", "minicpmv4_6")
+
+
+@pytest.mark.parametrize("family", LATE)
+def test_sampled_read_again_and_transformers_alone_agree(tiny, family):
+    """The vision part does not train, so each prompt is looked at once; caps and factors of the head are transformers' own."""
+    policy = make(tiny(family), lora=LoraSettings(rank=2))
+    rollouts = policy.rollout(mixed())
+    assert policy.packs == text_trace(rollouts.trace).packed == (family not in REPEATED) and policy.net.features is not None
+    assert_noted(rollouts, logprobs(policy, rollouts), plain_logprobs(plain_model(tiny(family)), policy, rollouts))
+    policy.audit(rollouts)
+
+
+def test_layers_without_keys_of_their_own_read_packed_rows_alike(tmp_path):
+    """The later layers of Gemma 4 E4B take the keys of earlier ones, and cut masks to the queries whose logits are asked for."""
+    folder, kinds = str(tmp_path / "gemma4"), ["sliding_attention", "full_attention"] * 2
+    for part in vlms.gemma4(num_hidden_layers=4, num_kv_shared_layers=2, layer_types=kinds, global_head_dim=16):
+        part.save_pretrained(folder)
+    packed, repeated = (make(folder, prefix=prefix) for prefix in ("packed", "repeated"))
+    checked = make(folder, prefix="packed", gradient_checkpointing=True)
+    rollouts = packed.rollout(mixed())
+    assert_noted(rollouts, *(logprobs(one, rollouts) for one in (packed, repeated, checked)))
+    for other in (repeated, checked):
+        assert relative_difference(gradients(packed, rollouts), gradients(other, rollouts)) < 1e-4
+    with pytest.raises(TypeError, match="some queries of a packed row are asked for alone"):
+        PackedMask(Packed(()), causal_mask_function, False)[:, :, -1:]
 
 
 @pytest.mark.parametrize("family", EVERY)

@@ -1,14 +1,12 @@
-"""Models whose tensors, features and positions are read from signatures, and the types of transformers that train or do not."""
+"""Types of transformers that see or hear: which train, by which family, why others do not, and what the rule for them takes."""
 
 from pathlib import Path
 
 import pytest
-from transformers.masking_utils import causal_mask_function
 
 from mmrl.app.inspect.ls import listing
 from mmrl.app.inspect.things import type_lines
 from mmrl.core.types import Prompt
-from mmrl.lab.tiny.text import vlms
 from mmrl.lab.tiny.text.ears import EARS
 from mmrl.lab.tiny.text.vlms import BY_RULE
 from mmrl.policies.shared.lora import LoraSettings
@@ -17,48 +15,8 @@ from mmrl.policies.text.families.base import parameters_of
 from mmrl.policies.text.families.generic import COUNTS, Generic
 from mmrl.policies.text.families.types import all_types, type_of
 from mmrl.policies.text.loading import load_config
-from mmrl.policies.text.packed.attention import Packed, PackedMask
 from mmrl.policies.text.settings import TextPolicyConfig
-from tests.support.text_policies import (
-    LATE,
-    assert_noted,
-    gradients,
-    logprobs,
-    make,
-    mixed,
-    picture,
-    plain_logprobs,
-    plain_model,
-    relative_difference,
-    text_trace,
-)
-
-REPEATED = ("qwen3_5_moe", "lfm2_vl", "minicpmv4_6")
-
-
-@pytest.mark.parametrize("family", LATE)
-def test_sampled_read_again_and_transformers_alone_agree(tiny, family):
-    """The vision part does not train, so each prompt is looked at once; caps and factors of the head are transformers' own."""
-    policy = make(tiny(family), lora=LoraSettings(rank=2))
-    rollouts = policy.rollout(mixed())
-    assert policy.packs == text_trace(rollouts.trace).packed == (family not in REPEATED) and policy.net.features is not None
-    assert_noted(rollouts, logprobs(policy, rollouts), plain_logprobs(plain_model(tiny(family)), policy, rollouts))
-    policy.audit(rollouts)
-
-
-def test_layers_without_keys_of_their_own_read_packed_rows_alike(tmp_path):
-    """The later layers of Gemma 4 E4B take the keys of earlier ones, and cut masks to the queries whose logits are asked for."""
-    folder, kinds = str(tmp_path / "gemma4"), ["sliding_attention", "full_attention"] * 2
-    for part in vlms.gemma4(num_hidden_layers=4, num_kv_shared_layers=2, layer_types=kinds, global_head_dim=16):
-        part.save_pretrained(folder)
-    packed, repeated = (make(folder, prefix=prefix) for prefix in ("packed", "repeated"))
-    checked = make(folder, prefix="packed", gradient_checkpointing=True)
-    rollouts = packed.rollout(mixed())
-    assert_noted(rollouts, *(logprobs(one, rollouts) for one in (packed, repeated, checked)))
-    for other in (repeated, checked):
-        assert relative_difference(gradients(packed, rollouts), gradients(other, rollouts)) < 1e-4
-    with pytest.raises(TypeError, match="some queries of a packed row are asked for alone"):
-        PackedMask(Packed(()), causal_mask_function, False)[:, :, -1:]
+from tests.support.text_policies import make, picture
 
 
 def test_a_family_without_its_head_is_refused(tiny, monkeypatch):
