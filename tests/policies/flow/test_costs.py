@@ -31,52 +31,46 @@ from tests.support.flow_policies import counted, make, prompts
 from tests.support.presets import FLOW, WITH_TEACHERS
 
 PRESETS = {name: one for name, one in FLOW.items() if name not in WITH_TEACHERS}
-PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_grpo": 0, "mix_grpo_flash": 0, "temp_flow_grpo": 1}
-NO_KL = dict.fromkeys(
-    ("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo", "flow_dppo", "flash_grpo", "few_step"), 0
-)
-FORWARD = {"diffusion_nft": 2, "sol_rl": 2, "awm": 2, "crd": 2, "dgpo": 3, "flow_sft": 0, "flow_dpo": 1}
-FROZEN = PLAIN | NO_KL | FORWARD | {"unigrpo": 1, "vgpo": 1}
-"""Other weights that read every trained transition: the reference, the old policy of DiffusionNFT, the average of AWM."""
 PLAINLY = {"flow_sft": 1, "flow_dpo": 2}
 """Those that read without guidance whatever the policy has, and how many samples of a group they train."""
 SCOUTS = {"sol_rl": 16 * 6}
 """Forwards of the scouts of a group, which the schedule does not tell."""
 GUIDED = {"crd": 1, "dgpo": 1}
 """Of these, those with two passes whatever the policy has."""
-SMALL: dict[str, tuple[Any, int, int, int, tuple[float, float]]] = {
+SMALL: dict[str, tuple[Any, int, int, int, int, tuple[float, float]]] = {
     # schedule, images of a group, forwards of its rollout, transitions that train; T = 5 and 4 images unless told;
+    # other weights that read each of these: the reference, the old policy of DiffusionNFT, the average of AWM;
     # and, per image, the forwards of the rollout and the transitions that train of the preset's own settings, c = 1
-    "flow_grpo": (Full(5), 4, 4 * 5, 4 * 4, (10, 9)),
-    "flow_grpo_fast": (Window(5, 2, "cps", 0.8, move="random", high=4), 4, 4 * 5, 4 * 2, (10, 3)),
-    "cps": (Full(5, "cps", 0.8), 4, 4 * 5, 4 * 4, (10, 9)),
-    "few_step": (Full(5, "cps", 1.0), 4, 4 * 5, 4 * 4, (4, 3)),
-    "grpo_guard": (Full(5), 4, 4 * 5, 4 * 4, (10, 9)),
-    "flow_dppo": (RandomSubset(5, (0, 1, 2), 2), 4, 4 * 5, 4 * 2, (10, 3)),
-    "flash_grpo": (OneStep(5, high=4), 4, 4 * 5, 4, (20, 1)),
-    "mix_grpo": (Window(5, 2, dwell=1, initial_noise="group"), 4, 4 * 5, 4 * 2, (25, 4)),
+    "flow_grpo": (Full(5), 4, 4 * 5, 4 * 4, 1, (10, 9)),
+    "flow_grpo_fast": (Window(5, 2, "cps", 0.8, move="random", high=4), 4, 4 * 5, 4 * 2, 0, (10, 3)),
+    "cps": (Full(5, "cps", 0.8), 4, 4 * 5, 4 * 4, 0, (10, 9)),
+    "few_step": (Full(5, "cps", 1.0), 4, 4 * 5, 4 * 4, 0, (4, 3)),
+    "grpo_guard": (Full(5), 4, 4 * 5, 4 * 4, 0, (10, 9)),
+    "flow_dppo": (RandomSubset(5, (0, 1, 2), 2), 4, 4 * 5, 4 * 2, 0, (10, 3)),
+    "flash_grpo": (OneStep(5, high=4), 4, 4 * 5, 4, 0, (20, 1)),
+    "mix_grpo": (Window(5, 2, dwell=1, initial_noise="group"), 4, 4 * 5, 4 * 2, 0, (25, 4)),
     # last = 2 at the second step: last + 1 + n - 1 with n = int((10 - 2) 0.4) = 3
     # published: last = 3: 3 + 1 + int(22 * 0.4) - 1
-    "mix_grpo_flash": (Window(10, 2, dwell=1, flash=0.4), 4, 4 * (2 + 1 + 3 - 1), 4 * 2, (11, 4)),
+    "mix_grpo_flash": (Window(10, 2, dwell=1, flash=0.4), 4, 4 * (2 + 1 + 3 - 1), 4 * 2, 0, (11, 4)),
     # one trunk: (T - 1) + K T (T - 1) / 2
-    "temp_flow_grpo": (Branching(5, 2), 8, 4 + 2 * 5 * 4 // 2, 8, (279 / 54, 1)),
-    "dance_grpo": (Full(5, "dance_sde", 0.3, trained_per_row=2, initial_noise="group"), 4, 4 * 5, 4 * 2, (16, 9)),
+    "temp_flow_grpo": (Branching(5, 2), 8, 4 + 2 * 5 * 4 // 2, 8, 1, (279 / 54, 1)),
+    "dance_grpo": (Full(5, "dance_sde", 0.3, trained_per_row=2, initial_noise="group"), 4, 4 * 5, 4 * 2, 0, (16, 9)),
     # splits at 0 and 2: nodes that have children 1 + 2 + 2 + 4 + 4, edges 2 + 2 + 4 + 4 + 4
-    "branch_grpo": (Tree(5, (0, 2)), 4, 13, 16, (203 / 16, 218 / 16)),
+    "branch_grpo": (Tree(5, (0, 2)), 4, 13, 16, 0, (203 / 16, 218 / 16)),
     # the same tree, of which steps 0, 2 and (the window at the second step) 3 are noisy
     # published: splits 2 + 4 + 8 + 16, and steps 1 and 2 of the window
-    "branch_mix_grpo": (Tree(5, (0, 2), window=(2, 1), window_every=1, last="ode"), 4, 13, 2 + 4 + 4, (203 / 16, 34 / 16)),
-    "unigrpo": (Window(5, 2, move="random", high=4), 4, 4 * 5, 4 * 2, (25, 3)),
-    "ddpo": (Full(5, "ddim", 1.0), 4, 4 * 5, 4 * 4, (50, 49)),
-    "vgpo": (Full(5, previews=True), 4, 4 * 5, 4 * 4, (10, 9)),
-    "pref_grpo": (Full(5, trained_per_row=3), 4, 4 * 5, 4 * 3, (25, 14)),
-    "diffusion_nft": (Forward(5, times=TimeSampler("rollout", count=3)), 4, 4 * 5, 4 * 3, (10, 9)),
-    "crd": (Forward(5, "ode", times=TimeSampler("uniform", count=3, shared=True)), 4, 4 * 5, 4 * 3, (10, 20)),
-    "dgpo": (Forward(5, times=TimeSampler("discrete", count=3, shared=True)), 4, 4 * 5, 4 * 3, (10, 4)),
-    "flow_sft": (Forward(5, "ode", times=TimeSampler("logit_normal", count=3)), 4, 4 * 5, 4 * 3, (40, 1)),
-    "flow_dpo": (Forward(5, "ode", times=TimeSampler("logit_normal", count=3, shared=True)), 4, 4 * 5, 4 * 3, (40, 1)),
-    "sol_rl": (Forward(5, times=TimeSampler("discrete", count=3)), 4, 4 * 5, 4 * 3, (10, 6)),
-    "awm": (Forward(5, "sa", 0.4, times=TimeSampler("discrete_wo_init", count=2)), 4, 4 * 5, 4 * 2, (14, 6)),
+    "branch_mix_grpo": (Tree(5, (0, 2), window=(2, 1), window_every=1, last="ode"), 4, 13, 2 + 4 + 4, 0, (203 / 16, 34 / 16)),
+    "unigrpo": (Window(5, 2, move="random", high=4), 4, 4 * 5, 4 * 2, 1, (25, 3)),
+    "ddpo": (Full(5, "ddim", 1.0), 4, 4 * 5, 4 * 4, 0, (50, 49)),
+    "vgpo": (Full(5, previews=True), 4, 4 * 5, 4 * 4, 1, (10, 9)),
+    "pref_grpo": (Full(5, trained_per_row=3), 4, 4 * 5, 4 * 3, 0, (25, 14)),
+    "diffusion_nft": (Forward(5, times=TimeSampler("rollout", count=3)), 4, 4 * 5, 4 * 3, 2, (10, 9)),
+    "crd": (Forward(5, "ode", times=TimeSampler("uniform", count=3, shared=True)), 4, 4 * 5, 4 * 3, 2, (10, 20)),
+    "dgpo": (Forward(5, times=TimeSampler("discrete", count=3, shared=True)), 4, 4 * 5, 4 * 3, 3, (10, 4)),
+    "flow_sft": (Forward(5, "ode", times=TimeSampler("logit_normal", count=3)), 4, 4 * 5, 4 * 3, 0, (40, 1)),
+    "flow_dpo": (Forward(5, "ode", times=TimeSampler("logit_normal", count=3, shared=True)), 4, 4 * 5, 4 * 3, 1, (40, 1)),
+    "sol_rl": (Forward(5, times=TimeSampler("discrete", count=3)), 4, 4 * 5, 4 * 3, 2, (10, 6)),
+    "awm": (Forward(5, "sa", 0.4, times=TimeSampler("discrete_wo_init", count=2)), 4, 4 * 5, 4 * 2, 2, (14, 6)),
 }
 
 
@@ -142,19 +136,19 @@ PASSES = [(name, 2.0) for name in sorted(PRESETS)] + [
 @pytest.mark.parametrize(("name", "guidance"), PASSES)
 def test_a_step_costs_what_the_formulas_say(tiny, name, guidance):
     """In latents that the transformer sees, and would see by a dry run."""
-    schedule, images, rollout, trained, _ = SMALL[name]
+    schedule, images, rollout, trained, others, _ = SMALL[name]
     algorithm, passes, groups = small(name), int(guidance), 2
     each, guided = passes * groups, GUIDED.get(name, 0)
-    frozen = groups * trained * (passes * (FROZEN[name] - guided) + 2 * guided)
+    frozen = groups * trained * (passes * (others - guided) + 2 * guided)
     update = each * trained
     if name in PLAINLY:
-        update, frozen = groups * trained * PLAINLY[name] // images, groups * trained * FROZEN[name]
+        update, frozen = groups * trained * PLAINLY[name] // images, groups * trained * others
     expected = {"rollout": each * (rollout + SCOUTS.get(name, 0)), "update": update, "frozen": frozen}
     assert counted_step(make(tiny("sd3"), sorted(algorithm.shadows), guidance=guidance), algorithm) == expected
     counts = counts_of(tiny("sd3"), algorithm, guidance)
     assert [counts[kind].rows for kind in ("rollout", "update", "read")] == [*expected.values()]
-    told = forwards(schedule.at(1), images, guided=guidance > 1, frozen_models=FROZEN[name])
-    assert (told.rollout, told.update, told.frozen) == (passes * rollout, passes * trained, passes * trained * FROZEN[name])
+    told = forwards(schedule.at(1), images, guided=guidance > 1, frozen_models=others)
+    assert (told.rollout, told.update, told.frozen) == (passes * rollout, passes * trained, passes * trained * others)
 
 
 @for_each("name", sorted(PRESETS))
@@ -189,7 +183,7 @@ def test_pruned_branches_are_not_evaluated(tiny):
 
 
 def test_every_preset_is_counted():
-    assert set(PRESETS) == set(SMALL) == set(FROZEN)
+    assert set(PRESETS) == set(SMALL)
 
 
 def test_sol_rl_whose_scouts_are_all_drawn_again_in_as_many_steps_is_diffusion_nft(tiny):
