@@ -147,15 +147,6 @@ def test_split_noise_is_drawn_and_the_density_knows_it():
     )
 
 
-def test_one_request_alone_gives_the_same_samples():
-    schedule, count = SCHEDULES["full"]
-    plan, sigmas, both = run(schedule, count)
-    noise = SeededNoise(plan, (count,), (3,), (2, 3))
-    alone = integrate(plan, sigmas, lay_out(plan, [count], [3]), velocity_at(sigmas, count), noise)
-    assert torch.equal(alone.samples, both.samples[:count])
-    assert torch.equal(alone.logprobs, both.logprobs[:count])
-
-
 def test_sa_solver_is_deterministic_without_noise():
     _, _, still = run(Forward(6, "sa", 0.0, times=TimeSampler(count=6)), 4)
     _, _, dpm = run(Forward(6, "dpm2", times=TimeSampler(count=6)), 4)
