@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.attacks.attack import Attack, begin, refused
-from tests.attacks.run_folder import append
+from tests.attacks.disks import append
 
 LIMIT_S = 60.0
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x00"

@@ -23,7 +23,7 @@ from mmrl.policies.text.families import family_of
 from mmrl.policies.text.loading import layers_to_quantize, load_config
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import EngineConfig, QuantizedSettings, TextPolicyConfig
-from tests.attacks import codes, models
+from tests.attacks import models
 from tests.attacks.models import Damage
 from tests.support.stored_codes import store_codes
 from tests.support.text_policies import (
@@ -202,8 +202,8 @@ def spoilt(change: Callable[[dict[str, Tensor]], object]) -> Damage:
 
 
 CASES: dict[str, tuple[tuple[str, ...], Damage, bool]] = {
-    **codes.CODES,
-    "an offset below 0": (("has scales from -2 to",), spoilt(codes.describe({"nested_offset": -2.0})), True),
+    **models.CODES,
+    "an offset below 0": (("has scales from -2 to",), spoilt(models.describe({"nested_offset": -2.0})), True),
     "other values": (
         ("has codes that stand for other values",),
         spoilt(lambda found: found.update({MAP: found[MAP].flip(0).contiguous()})),

@@ -1,16 +1,17 @@
-"""Attacks by sounds: files that hold none, or too much of it, rows that ask for what no model does, and models that draw them."""
+"""Attacks by sounds and first frames: files that hold none, or too much, and rows that ask for what no model hears or draws."""
 
 import json
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from mmrl.lab.tiny.flow.pipelines import build
-from tests.attacks.attack import Attack, expect_done, refused, run_mmrl
+from tests.attacks.attack import Attack, Ended, expect_done, expect_sentence, refused, run_mmrl
 from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 
 Write = Callable[[Path], object]
@@ -73,10 +74,7 @@ def odd(sample: float) -> Write:
 
 
 TINY = (
-    "t2a/stable_audio3_flow_grpo",
-    "policy.model=tiny:stable_audio3",
-    "data.path=train.jsonl",
-    "output=run",
+    *("t2a/stable_audio3_flow_grpo", "policy.model=tiny:stable_audio3", "data.path=train.jsonl", "output=run"),
     "policy.dtype=float32",
 )
 SHORT = ("steps=1", "algorithm.group_size=2", "prompts_per_step=1", "evaluation={}", "evaluate_every=0", "policy.lora={rank = 2}")
@@ -104,6 +102,52 @@ def cut(part: Path) -> None:
     next(part.glob("*.safetensors")).write_bytes(b"\0" * 64)
 
 
+GOES_ON = (
+    *("i2v/hunyuan15_judge_flowgrpo", "policy.model=tiny:hunyuan15_i2v", "policy.height=16", "policy.width=16"),
+    *("policy.frames=5", "policy.max_prompt_tokens=12", "policy.dtype=float32", "algorithm.schedule.num_steps=2"),
+    *("prompts_per_step=2", 'reward=[{use="first_frame", fit="crop"}]'),
+)
+EDITS = (
+    *("edit/qwen_image21_judge", "policy.model=tiny:qwen_image21", "policy.height=32", "policy.width=32", "policy.dtype=float32"),
+    *("prompts_per_step=2", 'reward=[{use="jpeg_size"}]'),
+)
+Row = dict[str, object]
+Make = Callable[[Path], object] | None
+"""Puts further files into a folder."""
+GOOD: Row = {"image": "good.png", "prompt": "it moves"}
+
+
+def step(words: Sequence[str], rows: Sequence[Row], make: Make, folder: Path, settings: Sequence[str]) -> Ended:
+    """One step of training on rows, beside whose files `make` may put others."""
+    picture("good.png", 24, 24, folder)
+    if make is not None:
+        make(folder)
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return run_mmrl(["train", words[0], *SHORT, *words[1:], "data.path=train.jsonl", "output=run", *settings], folder)
+
+
+def frame(name: str, row: Row, *words: str, make: Make = None, settings: Sequence[str] = ()) -> Attack:
+    """A row beside a good one that must be refused in words."""
+    return Attack(
+        "first frames", name, lambda folder: expect_sentence(step(GOES_ON, (GOOD, row), make, folder, settings), *words)
+    )
+
+
+def trained(name: str, start: Sequence[str], rows: Sequence[Row], *words: str, make: Make = None) -> Attack:
+    """Rows that must train, with these words said."""
+    return Attack("first frames", name, lambda folder: expect_done(step(start, rows, make, folder, ()), *words))
+
+
+def picture(name: str, width: int, height: int, folder: Path) -> None:
+    Image.effect_noise((width, height), 90).convert("RGB").save(folder / name)
+
+
+def half(folder: Path) -> None:
+    whole = (folder / "good.png").read_bytes()
+    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+
+
+ROW: Row = {"prompt": "it moves"}
 ATTACKS = [
     refusal("a clip without sound as a sound", "a.mp4", lambda p: write_clip_with_sound(p, None), "a.mp4", "holds no sound"),
     refusal("an empty sound", "a.wav", lambda path: path.touch(), "a.wav", "is an empty file"),
@@ -135,4 +179,47 @@ ATTACKS = [
     drawn("a span beyond the sound", "onset_iou", '{"prompt": "a hum", "span": [0, 9]}', "9 s", "policy.seconds"),
     drawn("a tempo of a million beats", "tempo", '{"prompt": "a hum", "bpm": 1000000}', "bpm", "30 to 240"),
     drawn("no band at all", "band_energy", '{"prompt": "a hum"}', "band"),
+    trained(
+        "first frames of other shapes than the clip",
+        GOES_ON,
+        (GOOD, {**ROW, "image": "wide.png"}),
+        make=partial(picture, "wide.png", 700, 50),
+    ),
+    frame("a first frame of one pixel", {**ROW, "image": "dot.png"}, "1 x 1 pixels", make=partial(picture, "dot.png", 1, 1)),
+    frame("a first frame of 3000 x 3 pixels", {**ROW, "image": "s.png"}, "3000 x 3", make=partial(picture, "s.png", 3000, 3)),
+    frame("a clip's size that the model cannot draw", {**GOOD, "width": 18, "height": 16}, "18 x 16", "multiples of 4"),
+    frame("a row without a picture", ROW, "train.jsonl", "image"),
+    frame("an empty name of a first frame", {**ROW, "image": ""}, "train.jsonl", "image"),
+    frame("a first frame that is not there", {**ROW, "image": "gone.png"}, "gone.png"),
+    frame("a first frame that ends in the middle", {**ROW, "image": "cut.png"}, "cut.png", make=half),
+    frame(
+        "a clip in place of a first frame",
+        {**ROW, "image": "clip.mp4"},
+        "clip.mp4",
+        make=lambda folder: (folder / "clip.mp4").write_bytes(b"\0\0\0\x18ftypisom"),
+    ),
+    frame("two first frames", {**ROW, "images": ["good.png", "good.png"]}, "2 pictures", "takes prompts with 1"),
+    frame(
+        "first frames for a model that draws from text",
+        GOOD,
+        "draws from text alone",
+        settings=("policy.model=tiny:hunyuan15", 'policy.source_fit="resize"'),
+    ),
+    frame(
+        "a reward that sees first frames in another shape",
+        GOOD,
+        "has fit = 'resize'",
+        "policy.source_fit is 'crop'",
+        settings=('reward=[{use="first_frame"}]',),
+    ),
+    trained(
+        "rows of other lengths for a model that may not pad",
+        EDITS,
+        [{**GOOD, "prompt": words} for words in ("a", "make it red and " * 6)],
+    ),
+    trained(
+        "pictures of other numbers for a model that may not pad",
+        EDITS,
+        [GOOD, {"images": ["good.png", "good.png"], "prompt": "let both be one"}],
+    ),
 ]
