@@ -6,7 +6,6 @@ from tests.evidence import (
     pixels,
     planner_rows,
     points,
-    sampler_rows,
     sounds,
     text_tasks,
     thinking_rows,
@@ -14,6 +13,6 @@ from tests.evidence import (
     video_rows,
 )
 
-FILES = (text_tasks, planner_rows, video_rows, points, sampler_rows, turn_tasks, pixels, chains, codes, thinking_rows, sounds)
+FILES = (text_tasks, planner_rows, video_rows, points, turn_tasks, pixels, chains, codes, thinking_rows, sounds)
 ROWS = [row for file in FILES for row in file.ROWS]
 ELSEWHERE = {**text_tasks.ELSEWHERE, **video_rows.ELSEWHERE, **points.ELSEWHERE}

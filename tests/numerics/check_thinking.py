@@ -114,18 +114,10 @@ def thinkless_rewards(inputs: Any, params: Any, outputs: Any, tolerance: float) 
 
 
 def saying(texts: Sequence[str], lengths: Sequence[int] | None = None, rows: Rollouts | None = None) -> Rollouts:
-    """One group, or those of `rows`, whose samples have these texts and as many tokens."""
-    rows = rows or alone([0] * len(texts))
-    sizes = lengths or [1] * len(texts)
-    made = {(int(g), int(s)): i for i, (g, s) in enumerate(zip(rows.group_ids, rows.sample_ids, strict=True))}
-    groups = (
-        replace(
-            group,
-            samples=tuple(Sample(texts[made[group.id, k]], (7,) * sizes[made[group.id, k]]) for k in range(len(group.samples))),
-        )
-        for group in rows.groups
-    )
-    return replace(rows, groups=tuple(groups))
+    """One group, or the rows of one, whose samples have these texts and as many tokens."""
+    rows, sizes = rows or alone([0] * len(texts)), lengths or [1] * len(texts)
+    order = list(map(int, rows.sample_ids.argsort()))
+    return with_fields(rows, text=[texts[i] for i in order], token_ids=[(7,) * sizes[i] for i in order])
 
 
 @check("thinkless.advantages")

@@ -86,7 +86,7 @@ def makers() -> dict[str, Callable[[], Any]]:
     """For every preset, what makes a trainer with it: the one place that knows names of mmrl."""
     if __name__ == "__main__":
         sys.path.insert(0, str(ROOT))
-    from tests.evidence.sampler_rows import named_letter, targets
+    from tests.evidence.planner_rows import named_letter, targets
     from tests.evidence.thinking_rows import Reasoner
     from tests.flow.test_learning import small
     from tests.support import fakes
