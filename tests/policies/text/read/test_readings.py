@@ -80,8 +80,10 @@ def eager_maps(policy: TextPolicy, rollouts: Rollouts, row: int) -> Tensor:
 
 def test_attention_is_that_of_transformers(policy: TextPolicy):
     rollouts = injected(policy)
+    before, [first] = policy.net.model.config.get_text_config()._attn_implementation, read(policy, rollouts, LOGPROBS)
     distance, influence = read(policy, rollouts, ATTENTION_DISTANCE, ATTENTION_INFLUENCE)
-    before = policy.net.model.config.get_text_config()._attn_implementation
+    assert policy.net.model.config.get_text_config()._attn_implementation == before
+    assert torch.equal(*read(policy, rollouts, LOGPROBS), first), "other readings are as if nobody had looked"
     plain = make(str(policy.config.model))
     for row in (0, 3, 5):
         length = int(text_trace(rollouts.trace).lengths[row])
@@ -94,7 +96,6 @@ def test_attention_is_that_of_transformers(policy: TextPolicy):
             ahead = sum(float(wide[u, t]) for u in later) / max(1, len(later))
             assert float(influence[row, t]) == pytest.approx(ahead, abs=2e-5)
         assert not distance[row, length:].any()
-    assert policy.net.model.config.get_text_config()._attn_implementation == before
 
 
 def test_true_answers_are_read_in_place_of_given_ones(policy: TextPolicy):
