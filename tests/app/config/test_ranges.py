@@ -207,13 +207,10 @@ def test_a_part_made_in_python_is_checked(values: dict[str, Any], message: str):
         Part(**values)
 
 
-def test_ranges_of_a_part_and_of_a_function():
+def test_ranges_of_a_part_and_of_a_function_and_what_is_no_number():
     def load(size: Count = 3, seed: Seed = 0, name: str = "") -> None: ...
 
     assert ranges_of(load) == {"size": "1 to 1048576", "seed": "0 to 4294967295"}
     assert ranges_of(Part)["betas"] == "0 or more and below 1"
     assert set(ranges_of(Part)) == {"high", "count", "betas", "steps", "weights"}
-
-
-def test_a_truth_value_or_a_text_is_no_number():
     assert fault_of(Number, True) == fault_of(Count, False) == fault_of(Count, "0") == fault_of(Count | None, None) == ""
