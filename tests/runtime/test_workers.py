@@ -63,10 +63,14 @@ def test_a_process_that_is_killed_amid_its_answer_has_died():
         WorkerProcess(break_off_the_answer)(signal.SIGKILL)
 
 
-def test_what_takes_too_long_is_killed():
+def test_what_takes_too_long_is_killed_and_what_does_so_by_itself_is_ended():
     process = WorkerProcess(time.sleep)
     with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
         process(60, timeout_s=0.01)
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
+        within(0.01, never.wait)
+    never.set()
 
 
 def wait_for_a_server(number: int) -> None:
@@ -259,13 +263,6 @@ def test_a_clock_stands_still_while_anything_in_its_call_waits():
         assert other.seconds() == begun, "another thread waits"
         leave.set()
         done.result(60)
-
-
-def test_what_takes_long_by_itself_is_still_ended():
-    never = threading.Event()
-    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
-        within(0.01, never.wait)
-    never.set()
 
 
 def test_who_counts_the_time_elsewhere_is_told_once_and_never_afterwards():

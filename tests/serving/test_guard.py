@@ -246,21 +246,8 @@ print(sorted(new & {"torch", "torchvision", "transformers", "jaxtyping"}), "torc
     assert done.stdout.decode().split("\n")[:2] == ["1.0", "[] False"]
 
 
-def test_async_rewards_keep_one_loop_on_the_server_too():
+def test_one_worker_calls_a_reward_from_one_thread_and_async_rewards_keep_one_loop():
     """Flow-Factory calls asyncio.run per batch: a semaphore made once is then bound to a loop that is gone."""
-    limit = asyncio.Semaphore(1)
-
-    async def limited(group: Group) -> list[float]:
-        async with limit:
-            await asyncio.sleep(0.02)
-        return length(group)
-
-    with serving(ServerLimits(workers=4), limited=limited) as url, ThreadPoolExecutor(4) as pool:
-        remote = RemoteReward(f"{url}/limited")
-        assert list(pool.map(remote.score, [group_of("a" * i) for i in range(8)])) == [[float(i)] for i in range(8)]
-
-
-def test_one_worker_calls_a_reward_from_one_thread_at_a_time():
     inside, most = [], []
 
     def unsafe(group: Group) -> list[float]:
@@ -273,6 +260,16 @@ def test_one_worker_calls_a_reward_from_one_thread_at_a_time():
     with serving(unsafe=unsafe) as url, ThreadPoolExecutor(4) as pool:
         list(pool.map(RemoteReward(f"{url}/unsafe").score, [group_of("a")] * 8))
     assert len(most) == 8 and max(most) == 1
+    limit = asyncio.Semaphore(1)
+
+    async def limited(group: Group) -> list[float]:
+        async with limit:
+            await asyncio.sleep(0.02)
+        return length(group)
+
+    with serving(ServerLimits(workers=4), limited=limited) as url, ThreadPoolExecutor(4) as pool:
+        remote = RemoteReward(f"{url}/limited")
+        assert list(pool.map(remote.score, [group_of("a" * i) for i in range(8)])) == [[float(i)] for i in range(8)]
 
 
 def test_a_reward_that_exits_does_not_end_the_server():

@@ -260,7 +260,7 @@ def test_texts_are_numbered_prompts_and_what_is_neither_prompt_nor_reward_is_nam
         Lent().reward(3)
 
 
-def test_a_policy_is_a_name_a_table_or_its_settings_and_its_kind_follows_the_algorithm_or_the_model():
+def test_a_policy_is_a_name_a_table_or_settings_of_the_algorithms_kind_and_tables_are_laid_over_each_other():
     drawn, written = ("flow_grpo", {"preset": "cps"}, {"schedule": {"kind": "Full"}}), ("dapo", {})
     assert [set(map(kind_for, names)) for names in (drawn, written)] == [{"flow"}, {"text"}]
     drawn, written = ("tiny:sd3", "tiny:shapes"), ("tiny:qwen3_vl", "hub/name")
@@ -269,9 +269,6 @@ def test_a_policy_is_a_name_a_table_or_its_settings_and_its_kind_follows_the_alg
     config = mmrl.TextPolicyConfig("m", sampling=Sampling(max_new_tokens=7))
     assert policy_table(config, "flow")["sampling"]["max_new_tokens"] == 7
     assert policy_table({"model": "m", "kind": "flow"}, "text") == {"kind": "flow", "model": "m"}
-
-
-def test_tables_are_laid_over_each_other():
     assert merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": (1, 2)}) == {"a": {"b": 3, "c": 2}, "d": [1, 2]}
     assert is_of_python({"reward": [{"use": "python:x"}]}) and not is_of_python({"reward": [{"use": "iou"}]})
 

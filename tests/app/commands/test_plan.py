@@ -314,13 +314,10 @@ def test_advice_names_what_to_lower(phase, remedy):
         assert small is not None and change in small and "shard" not in small
 
 
-def test_sizes_of_cards():
+def test_sizes_of_cards_and_geometry_as_train_refuses_it(make: Make):
     assert room("24GB") == room(" 24 ") == 24 * GIB and room("512MB") == GIB // 2
     with pytest.raises(ValueError, match="write its memory as in --card 24GB"):
         room("big")
-
-
-def test_geometry_is_refused_as_train_refuses_it(make: Make):
     with pytest.raises(ValueError, match="3 processes cannot share evenly"):
         plan.plan(PlanArguments(["tiny/flow"], processes=3))
     tree = ["preset=branch_grpo", "schedule.kind=Tree", "group_size=6", "schedule.split_steps=[0, 1]"]

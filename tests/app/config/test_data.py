@@ -57,7 +57,7 @@ def test_clips_and_sounds_are_drawn_by_a_word(folder: Path):
     assert isinstance(schedule, RandomSubset) and min(schedule.candidates) > schedule.num_steps / 2
 
 
-def test_held_out_prompts_lie_beside_those_to_train_on(folder: Path):
+def test_held_out_prompts_that_are_named_come_first_and_others_lie_beside_those_to_train_on(folder: Path):
     train, val = ({"path": f"parts/{name}.jsonl"} for name in ("train", "val"))
     assert data_of("grounding", "parts/train.jsonl") == (("grounding_jsonl", train), ("grounding_jsonl", val))
     whole = {"path": "parts", "split": "train"}, {"path": "parts", "split": "val"}
@@ -67,9 +67,6 @@ def test_held_out_prompts_lie_beside_those_to_train_on(folder: Path):
     Path("train").mkdir()
     Path("train/boxes.jsonl").touch()
     assert data_of("grounding", "train/boxes.jsonl")[1] is None, "the name of the file counts, not its folder's"
-
-
-def test_held_out_prompts_that_are_named_come_first(folder: Path):
     assert data_of("grounding", "parts/train.jsonl", held_out="boxes.jsonl")[1] == ("grounding_jsonl", {"path": "boxes.jsonl"})
     assert data_of("grounding", "parts/train.jsonl", "evaluation.data.use=shapes")[1] == ("shapes", {})
     assert data_of("grounding", "boxes.jsonl", held_out="digits_grounding")[1] == ("digits_grounding", {})
@@ -162,14 +159,8 @@ REST = """
 steps = 3
 prompts_per_step = 4
 save_every = 1
-[algorithm]
-preset = "grpo"
-group_size = 2
-[policy]
-kind = "text"
-model = "tiny:qwen3_vl"
-[policy.sampling]
-max_new_tokens = 4
+algorithm = { preset = "grpo", group_size = 2 }
+policy = { kind = "text", model = "tiny:qwen3_vl", sampling = { max_new_tokens = 4 } }
 [[reward]]
 use = "length"
 high = 2
@@ -192,16 +183,13 @@ def states_of_samplers(resolved: Resolved, folder: Path) -> tuple[RunDir, list[A
     return run, states
 
 
-def test_rewards_are_of_known_sources(tmp_path: Path):
+def test_a_single_table_is_a_source_too_and_rewards_are_of_known_ones(tmp_path: Path):
+    job = build(load(tmp_path, data=f"[[data]]\n{ONE}"))
+    assert {one.source for one in job.trainer.sampler.draw(4)} == {"digits_grounding"}
     with pytest.raises(ValueError, match=r"reward.1.sources names 'c': did you mean 'a'\? \(known: a, b\)"):
         load(tmp_path, '[[reward]]\nuse = "iou"\nsources = ["c"]\n')
     for more in ('[sampler]\nkind = "Thompson"\n', "[evaluation]\nnum_prompts = 0\n"):
         load(tmp_path, more)
-
-
-def test_a_single_table_is_a_source_too(tmp_path: Path):
-    job = build(load(tmp_path, data=f"[[data]]\n{ONE}"))
-    assert {one.source for one in job.trainer.sampler.draw(4)} == {"digits_grounding"}
 
 
 def test_an_argument_called_name_is_written_with_an_underscore(tmp_path: Path):

@@ -68,7 +68,7 @@ def dataclasses_in(hint: Any) -> Iterator[Any]:
         yield from dataclasses_in(one) if not isinstance(one, str) else ()
 
 
-def test_every_number_of_every_setting_has_a_range():
+def test_every_number_of_every_setting_has_a_range_and_every_whole_one_a_highest_value():
     looked, missing = 0, []
     for part in settings():
         names = numbers(part) - COMPUTED.get(part.__name__, set())
@@ -76,9 +76,6 @@ def test_every_number_of_every_setting_has_a_range():
         looked += len(names)
     assert not missing, f"settings without a range: give them one of mmrl/runtime/ranges.py: {missing}"
     assert looked > 200
-
-
-def test_every_whole_number_has_a_highest_value():
     looked, missing = 0, []
     for part in settings():
         for name, hint in hints_of(part).items():

@@ -38,24 +38,19 @@ from tests.support.presets import TEXT as PRESETS
 from tests.support.presets import VIDEO
 
 TEXT = """steps = 3
+data = { use = "squares", size = 4 }
+optimizer = { lr = 1e-3 }
 [algorithm]
 preset = "dapo"
 [policy]
 model = "m"
-[policy.sampling]
-top_p = 0.9
-max_new_tokens = 7
-[data]
-use = "squares"
-size = 4
+sampling = { top_p = 0.9, max_new_tokens = 7 }
 [[reward]]
 use = "iou"
 [[reward]]
 use = "./mine.py:short"
 weight = 0.5
 slope = 2
-[optimizer]
-lr = 1e-3
 """
 
 
@@ -93,7 +88,7 @@ def test_the_usual_learning_rate_follows_what_trains(name: str, words: list[str]
     assert configs.resolve(Table.of(configs.as_table(found.config), "run")).origin(("optimizer", "lr")) == "run"
 
 
-def test_values_and_their_origins(file: Path):
+def test_values_and_their_origins_and_evaluations_that_sample_greedily_unless_told(file: Path):
     resolved = load(file, "reward.1.weight=0.25", "output=here", "algorithm.group_size=4")
     rows = {key: (value, origin) for key, value, origin in resolved.rows()}
     assert rows["steps"] == (3, str(file))
@@ -105,9 +100,6 @@ def test_values_and_their_origins(file: Path):
     assert rows["prompts_per_step"] == (8, "default")
     assert resolved.config.data.args == {"size": 4}
     assert sampling(resolved).max_new_tokens == 7
-
-
-def test_evaluation_samples_greedily_unless_told(file: Path):
     assert load(file).config.evaluation.sampling == replace(sampling(load(file)), temperature=0.0)
     changed = load(file, "evaluation.sampling.temperature=0.6", "evaluation.sampling.max_new_tokens=9").config.evaluation.sampling
     assert changed == replace(sampling(load(file)), temperature=0.6, max_new_tokens=9)
@@ -165,19 +157,10 @@ def test_a_saved_config_is_the_same_run(file: Path, preset: str, tmp_path: Path)
     assert config.algorithm.label == preset and config.algorithm.algorithm.objective == EVERY[preset].objective
 
 
-def test_none_can_be_written(file: Path):
+def test_overrides_are_toml_or_bare_strings_and_none_can_be_written(file: Path):
     assert load(file, "policy.lora.rank=2", "policy.lora=none").config.policy.lora is None
     clip = load(file, "algorithm.preset=cispo", "algorithm.objective.0.high=none").config.algorithm.algorithm.objective[0][1]
     assert clip.high is None  # type: ignore[attr-defined]
-
-
-def test_every_part_of_a_preset_has_a_kind():
-    for name, algorithm in EVERY.items():
-        for slot, part in parts(algorithm):
-            assert kinds(slot)[type(part).__name__] is type(part), f"{name}.{slot}"
-
-
-def test_overrides_are_toml_or_bare_strings():
     table = Table()
     for word in ("a.b=1e-3", "a.c=[1, 2]", "a.d=true", "a.e=Qwen/Qwen2.5-VL", 'a.f="3"', "a.g=x=y"):
         table.override(word)
@@ -262,7 +245,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(OWN)
 
 
-def test_every_shipped_part_has_one_slot():
+def test_every_shipped_part_has_one_slot_and_every_slot_is_a_field_or_a_table():
     for one, other in combinations(SLOTS, 2):
         assert not set(kinds(one)) & set(kinds(other)), (one, other)
     assert all(kinds(slot) for slot in SLOTS)
@@ -274,15 +257,15 @@ def test_every_shipped_part_has_one_slot():
         *("Balanced", "Bandit", "Curriculum", "Mixture", "NearestValue"),
         *("Prioritized", "Shuffled", "Streamed", "Thompson", "VarianceAware"),
     }
-
-
-def test_every_slot_is_a_field_or_a_table():
     assert [slot for slot in SLOTS if not hasattr(Algorithm(), slot)] == ["sampler"]
     assert [place(slot) for slot in ("advantage", "shaping", "sampler")] == [
         "[algorithm.advantage]",
         "[[algorithm.shaping]]",
         "[sampler]",
     ]
+    for name, algorithm in EVERY.items():
+        for slot, part in parts(algorithm):
+            assert kinds(slot)[type(part).__name__] is type(part), f"{name}.{slot}"
 
 
 @pytest.mark.parametrize(
@@ -389,38 +372,31 @@ def test_a_loop_repeats_its_stages_and_a_checkpoint_at_a_border_is_of_the_stage_
     assert [stage_at(stages, step) for step in (7, 8, 9, 10, 11)] == [0, 2, 4, 6, 7]
     assert again(resolved).config == resolved.config
     assert [one.end for one in stages_of(again(resolved))] == [one.end for one in stages]
-
     two = stages_of(chain(SFT, RL))
     assert [stage_at(two, step) for step in (None, 0, 1, 3, 4, 8)] == [0, 0, 0, 0, 1, 1]
 
 
-def test_a_run_without_stages_is_one_and_writes_none():
-    resolved = configs.load("tiny/image")
-    (stage,) = stages_of(resolved)
-    assert stage == Stage(1, 1, "", 0, resolved) and stage.place == ""
-    assert "stage" not in as_table(resolved.config)
-
-
-def test_what_is_written_down_reads_back_as_the_same_stages():
+def test_what_is_written_down_reads_back_as_the_same_stages_and_without_any_as_none():
     resolved = configs.load("tiny/cold_start")
     assert resolved.config.steps == 5
     read = again(resolved)
     assert read.config == resolved.config and changed_settings(resolved.config, read.config) == []
     for before, after in zip(stages_of(resolved), stages_of(read), strict=True):
         assert before.resolved.config == after.resolved.config
+    resolved = configs.load("tiny/image")
+    (stage,) = stages_of(resolved)
+    assert stage == Stage(1, 1, "", 0, resolved) and stage.place == ""
+    assert "stage" not in as_table(resolved.config)
 
 
-def test_rows_are_no_sounds():
-    said = "stage 1 of 2, pairs: its rows would be sounds, which no stage is taught: take a filter"
-    with pytest.raises(ValueError, match=said):
-        stages_of(chain(PAIRS, {**DPO, "kind": "rl"}, config="tiny/tones"))
-
-
-def test_a_chain_that_only_teaches_needs_no_reward_and_sources_that_none_is_for_may_be_taught():
+def test_a_chain_that_only_teaches_needs_no_reward_sources_that_none_is_for_may_be_taught_and_sounds_not():
     assert stages_of(chain(SFT, reward=[], evaluation={}, algorithm={}))[0].resolved.config.reward == ()
     skills, shown = stages_of(configs.load("tiny/hurried_looks"))
     assert skills.until is not None and skills.until.most == skills.end < shown.end
     assert {reward.sources for reward in shown.resolved.config.reward} == {("read",), ("point",)}
+    said = "stage 1 of 2, pairs: its rows would be sounds, which no stage is taught: take a filter"
+    with pytest.raises(ValueError, match=said):
+        stages_of(chain(PAIRS, {**DPO, "kind": "rl"}, config="tiny/tones"))
 
 
 def test_generators_are_taught_pictures():
