@@ -52,9 +52,7 @@ def held_out(run: RunDir) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("model", sorted(WRITERS))
-def test_transformers_writes_what_the_run_wrote_token_by_token(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_transformers_writes_what_the_run_wrote_token_by_token(model: str, tmp_path: Path, capsys) -> None:
     for i, colour in enumerate(("red", "green", "blue")):
         picture = Image.new("RGB", (70 + 14 * i, 56), "white")
         ImageDraw.Draw(picture).ellipse((5, 5, 40, 40), fill=colour)

@@ -128,19 +128,7 @@ def test_a_group_sampled_again_for_its_scores_needs_the_whole_step(finished: Fin
     assert "scored again: mine" in found.text
 
 
-def test_other_weights_draw_other_pictures(finished: Finished, monkeypatch: pytest.MonkeyPatch):
-    run, load = finished("flow"), Checkpoints.load
-
-    def stale(self: Checkpoints, step: int | None = None) -> dict[str, Any]:
-        return load(self, step) | {"policy": load(self, 1)["policy"]}
-
-    monkeypatch.setattr(Checkpoints, "load", stale)
-    found = resample(run.path, SampleOptions(3, noted(run, 3)[0]["prompt"]))
-    assert found.differs
-    assert "pixels by up to" in found.text
-
-
-def test_what_differs_is_found(finished: Finished, tmp_path: Path):
+def test_what_differs_is_found_and_other_weights_draw_other_pictures(finished: Finished, monkeypatch):
     run = finished("text")
     file = run.samples_file("train", 2)
     lines = noted(run, 2)
@@ -156,6 +144,15 @@ def test_what_differs_is_found(finished: Finished, tmp_path: Path):
     assert [verdict.is_same for verdict in found.verdicts] == [False, False, True, True]
     assert "from letter 4 on: recorded '#" in found.text
     assert "in tokens that read alike" in found.text
+    run, load = finished("flow"), Checkpoints.load
+
+    def stale(self: Checkpoints, step: int | None = None) -> dict[str, Any]:
+        return load(self, step) | {"policy": load(self, 1)["policy"]}
+
+    monkeypatch.setattr(Checkpoints, "load", stale)
+    found = resample(run.path, SampleOptions(3, noted(run, 3)[0]["prompt"]))
+    assert found.differs
+    assert "pixels by up to" in found.text
 
 
 @pytest.mark.parametrize(
