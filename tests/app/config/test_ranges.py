@@ -76,14 +76,11 @@ def test_every_number_of_every_setting_has_a_range_and_every_whole_one_a_highest
         looked += len(names)
     assert not missing, f"settings without a range: give them one of mmrl/runtime/ranges.py: {missing}"
     assert looked > 200
-    looked, missing = 0, []
-    for part in settings():
-        for name, hint in hints_of(part).items():
-            for one in whole_numbers(hint):
-                looked += 1
-                missing += [f"{part.__name__}.{name}"] if one is None or (one.high is None and one.below is None) else []
+    hints = [(f"{part.__name__}.{name}", hint) for part in settings() for name, hint in hints_of(part).items()]
+    found = [(name, one) for name, hint in hints for one in whole_numbers(hint)]
+    missing = [name for name, one in found if one is None or (one.high is None and one.below is None)]
     assert not missing, f"whole numbers without an upper limit: give Range a `high`, and a `why`: {missing}"
-    assert looked > 150
+    assert len(found) > 150
 
 
 def whole_numbers(hint: Any) -> Iterator[Range | None]:
