@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from PIL import Image
 from rich.text import Text
 
 from mmrl.app.cli import app
@@ -163,7 +164,7 @@ def test_ls_lists_shipped_things_and_yours_and_says_what_rewards_need_and_give(t
     assert "did you mean 'rewards'" in done.stderr
 
 
-def test_show_gives_parts_files_and_origins():
+def test_show_gives_parts_files_and_origins_of_a_preset_and_of_a_config():
     text = mmrl("show", "dr_grpo", "algorithm.advantage.eps=1e-6").stdout
     assert text.startswith("dr_grpo + advantage.eps\n")
     assert "arXiv:2503.20783" in text
@@ -173,9 +174,6 @@ def test_show_gives_parts_files_and_origins():
     assert [
         row for row in rows if row[:2] == ["advantage", "GroupNorm"] and row[2].startswith("mmrl/algorithms/advantages/group.py:")
     ]
-
-
-def test_show_of_a_config():
     rows = [line.split() for line in mmrl("show", "tiny/image", "steps=9").stdout.splitlines()]
     assert ["steps", "9", "0", "to", "100000000000", "command", "line"] in rows
     assert [row for row in rows if row[:2] == ["data.size", "32"] and row[-1].endswith("configs/tiny/image.toml")]
@@ -191,8 +189,6 @@ def test_cp_copies_and_never_overwrites(tmp_path: Path):
 
 
 def test_data_is_checked_split_and_named(tmp_path: Path):
-    from PIL import Image
-
     rows = []
     for i in range(10):
         Image.new("RGB", (20, 20), (i * 20, 0, 0)).save(tmp_path / f"{i}.png")
@@ -237,7 +233,6 @@ def test_every_command_has_a_place_in_the_day():
 def test_every_command_has_an_example_and_no_help_is_eaten_as_markup(name: str):
     assert EXAMPLES[name] and all(line.startswith(f"mmrl {name.split()[0]}") for line in EXAMPLES[name])
     assert [line for line in EXAMPLES[name] if line not in commands()[name].epilog] == []
-
     helps = [str(parameter.help) for parameter in commands()[name].params if getattr(parameter, "help", None)]
     assert [text for text in helps if Text.from_markup(text).plain != text] == []
 
@@ -264,7 +259,6 @@ def test_names_are_completed():
     assert "tiny/image" in complete_config("tiny/i") and complete_config("tiny/i") == ["tiny/image"]
     assert complete_reward("io") == ["iou"]
     assert {"dapo", "iou", "digits_grounding", "tiny/flow"} <= set(complete_name(""))
-
     asked = {"_MMRL_COMPLETE": "complete_bash", "COMP_WORDS": "mmrl plan tiny/i", "COMP_CWORD": "2"}
     assert mmrl(environment=asked).stdout.split() == ["tiny/image"], "the shell is given them"
 
@@ -286,9 +280,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [*MODULES, "absent"]
 
 
-def test_whatever_an_import_does_is_told_of_that_module_alone(
-    modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_whatever_an_import_does_is_told_of_that_module_alone(modules: list[str], tmp_path: Path, monkeypatch):
     assert doctor.broken_imports(modules) == {
         "raises": "RuntimeError: operator torchvision::nms does not exist",
         "leaves": "SystemExit: 3",

@@ -137,9 +137,7 @@ def test_two_processes_write_what_one_writes(boxes: Path, whole: EvaluationDir, 
         assert mine["scores"] == pytest.approx(theirs["scores"])
 
 
-def test_a_finished_evaluation_tells_its_numbers_again_without_the_model(
-    boxes: Path, whole: EvaluationDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_finished_evaluation_tells_its_numbers_again_without_the_model(boxes: Path, whole: EvaluationDir, capsys, monkeypatch):
     monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("the model was loaded"))
     monkeypatch.setattr(command, "prepare", lambda *_: pytest.fail("the model was loaded"))
     found = run_evaluation(asked(boxes, whole.path))
@@ -230,9 +228,7 @@ def test_the_numbers_of_a_run_are_those_that_it_wrote_and_lie_in_its_folder(make
     assert EvaluationDir(run.path / "evaluations" / "step-1-2").is_finished, "a finished one is not written over"
 
 
-def test_tables_fit_eighty_columns(whole: EvaluationDir):
-    from rich.console import Console
-
+def test_tables_fit_eighty_columns_and_tell_every_kind_of_figure_once(whole: EvaluationDir):
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the test
     found = numbers(whole.lines(), ["split"])
     for column in ("", "split", "box size"):
@@ -241,9 +237,6 @@ def test_tables_fit_eighty_columns(whole: EvaluationDir):
     assert max(map(len, lines)) <= 80
     assert sum("Mean IoU" in line for line in lines) == 1 + 2 + 3
     assert all("to" in line or "none: " in line for line in lines if "Mean IoU" in line)
-
-
-def test_every_kind_of_figure_is_told_once(whole: EvaluationDir):
     lines = [line | {"source": f"set{i % 2}"} for i, line in enumerate(whole.lines())]
     for by in ([], ["source"], ["split"]):
         found = [(one.column, one.kind, one.figure) for one in numbers(lines, by)]
@@ -258,9 +251,8 @@ def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]):
         meter.move("", done)
     meter.move("plain", 10)
     meter.close()
-    assert capsys.readouterr().err.splitlines() == [
-        *("2 of 10 prompts", "6 of 10 prompts", "10 of 10 prompts", "10 of 10 prompts, plain")
-    ]
+    told = ["2 of 10 prompts", "6 of 10 prompts", "10 of 10 prompts", "10 of 10 prompts, plain"]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +278,7 @@ def test_settings_are_those_that_differ_and_held_out_figures_those_of_shared_pro
     assert {change.num_prompts for change in result.differences} == {6}
 
 
-def test_training_metrics_first_last_best_and_difference(tmp_path: Path) -> None:
+def test_training_metrics_first_last_best_and_difference_and_runs_without_a_common_prompt(tmp_path: Path):
     runs = [RunDir.create(tmp_path / name) for name in "ab"]
     for run, values in zip(runs, ([1.0, 5.0, 2.0], [math.nan, 3.0, 4.0]), strict=True):
         for step, value in enumerate(values, start=1):
@@ -294,11 +286,8 @@ def test_training_metrics_first_last_best_and_difference(tmp_path: Path) -> None
     total, kl = compare(runs[0].path, runs[1].path).training
     assert (total.first, total.last, total.best, total.difference) == ((1.0, 3.0), (2.0, 4.0), (5.0, 4.0), 2.0)
     assert kl.last == (2.0, 4.0) and math.isnan(kl.best[0])
-
-
-def test_runs_without_a_common_prompt_say_so(tmp_path: Path) -> None:
-    a = write_run(tmp_path / "a", steps=1, kind="text", num_prompts=2)
-    b = write_run(tmp_path / "b", steps=1, kind="boxes", num_prompts=2)
+    a = write_run(tmp_path / "text", steps=1, kind="text", num_prompts=2)
+    b = write_run(tmp_path / "boxes", steps=1, kind="boxes", num_prompts=2)
     result = compare(a.path, b.path)
     assert result.held_out == [] and "The runs share no held-out prompt, so their evaluations are not compared." in result.notices
 
