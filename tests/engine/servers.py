@@ -32,6 +32,15 @@ CLOSE = 1e-4
 """Bound on |log-probability of vLLM - that of a reading|, both in float32: some 25 times the largest that was seen, and a
 hundredth of the smallest that a wrong weight, token or picture makes."""
 FPS = 1.0
+QUESTIONS = '''
+from mmrl import Prompt
+from tests.support.text_policies import picture
+
+def load():
+    """Four questions, each with a picture of its own."""
+    return [Prompt(str(i), f"what is {i}?", (picture(i),)) for i in range(4)]
+'''
+"""A data set of one's own."""
 
 
 def environment() -> Path:

@@ -195,7 +195,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("version", "wanted"),
-    [("0.32.1", None), ("0.31.0", "tried with"), ("", "no environment of vLLM"), ("0.40.0", "mmrl engine install")],
+    [("0.32.1", None), ("0.31.0", "0.31.0, and mmrl was tried with 0.3"), ("", "no environment"), ("0.40.0", "engine install")],
 )
 def test_an_environment_of_ones_own(version: str, wanted: str | None, tmp_path: Path):
     places = tmp_path / "lib/python3.12/site-packages"

@@ -15,6 +15,7 @@ from mmrl.app.report.page import write_report
 from mmrl.policies.text.settings import EngineConfig
 from mmrl.serving import wire
 from tests.attacks.client import overheard
+from tests.engine.servers import QUESTIONS
 from tests.support.fake_engines import FakeEngine, engines
 from tests.support.rude_servers import Script, answers, echoes, rude
 
@@ -49,14 +50,6 @@ use = "{server}/length"
 deadline_s = 2.0
 max_failed = 1.0
 """
-QUESTIONS = '''
-from mmrl import Prompt
-from tests.support.text_policies import picture
-
-def load():
-    """Four questions, each with a picture of its own."""
-    return [Prompt(str(i), f"what is {i}?", (picture(i),)) for i in range(4)]
-'''
 JUDGED = '''
 import logging
 import os

@@ -29,6 +29,7 @@ from mmrl.policies.text.settings import EngineConfig
 from mmrl.runtime.blame import EngineUnavailableError
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import copy_state
+from tests.engine.servers import QUESTIONS
 from tests.support.fake_engines import FakeEngine, ask, engines, make_environment
 from tests.support.forked import heard
 from tests.support.launcher import results
@@ -55,14 +56,6 @@ use = "PROMPTS"
 [[reward]]
 use = "REWARD"
 """
-PROMPTS = '''
-from mmrl import Prompt
-from tests.support.text_policies import picture
-
-def load():
-    """Four questions, each with a picture of its own."""
-    return [Prompt(str(i), f"what is {i}?", (picture(i),)) for i in range(4)]
-'''
 REWARD = '''
 def early_letters(group):
     """The share of a text's bytes that are small numbers."""
@@ -74,7 +67,7 @@ def early_letters(group):
 def config(tiny: Callable[[str], str], tmp_path: Path) -> Callable[..., Resolved]:
     """A run with these overrides."""
     (tmp_path / "early.py").write_text(REWARD)
-    (tmp_path / "questions.py").write_text(PROMPTS)
+    (tmp_path / "questions.py").write_text(QUESTIONS)
     text = CONFIG.replace("MODEL", tiny("qwen3_vl")).replace("PROMPTS", f"{tmp_path}/questions.py")
     text = text.replace("REWARD", f"{tmp_path}/early.py:early_letters")
     (tmp_path / "run.toml").write_text(text)

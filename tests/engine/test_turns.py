@@ -18,7 +18,6 @@ from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import EngineConfig
-from mmrl.policies.text.trace import Inset
 from mmrl.policies.text.write.generate import Completions
 from tests.engine.servers import gap, policies_on
 from tests.engine.test_servers import BOUND, tokens
@@ -83,12 +82,11 @@ def test_turns_that_servers_write_are_read_again_exactly(make: Make, two: list[F
     assert sum(wrote) == 2 + len(prompts()) + later, (
         "a first question each, the first turns of a prompt together, later ones alone"
     )
-    wrong = tuple(tuple(map(brighter, row)) for row in trace.insets)
+    wrong = tuple(
+        tuple(replace(one, media={**one.media, "pixel_values": one.media["pixel_values"] + 1.0}) for one in row)
+        for row in trace.insets
+    )
     assert gap(policy, replace(rollouts, trace=replace(trace, insets=wrong))) > SEEN, "other pictures would show"
-
-
-def brighter(one: Inset) -> Inset:
-    return replace(one, media={**one.media, "pixel_values": one.media["pixel_values"] + 1.0})
 
 
 def test_the_token_that_ends_a_turn_is_sent_as_it_was_sampled(make: Make):

@@ -157,13 +157,6 @@ def test_the_command_on_a_cpu_and_on_a_card(tmp_path, monkeypatch):
     assert dict(on_card.environment)["CUDA_VISIBLE_DEVICES"] == "3"
 
 
-def test_no_environment_or_another_version_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="run `mmrl engine install`"):
-        command(str(tmp_path / "nothing"), monkeypatch)
-    with pytest.raises(ValueError, match=r"holds vLLM 0\.19\.1, and mmrl was tried with 0\.32\.0"):
-        command(str(make_environment(tmp_path / "old", "0.19.1")), monkeypatch)
-
-
 def test_a_port_that_is_taken_is_refused_and_nobody_there_is_no_refusal():
     with pytest.raises(EngineDownError, match="cannot be reached"):
         EngineClient(f"http://127.0.0.1:{free_port(0)}").get("/version")
