@@ -25,15 +25,11 @@ def sides(script, tmp_path):
     return script("sides"), str(file), tmp_path / "order"
 
 
-def test_sides_take_turns(sides):
+def test_sides_take_turns_and_one_that_fails_says_why(sides):
     module, file, order = sides
     found = module.take_turns(file, ["a", "b"], [str(order)], rounds=2)
     assert order.read_text() == "abab"
     assert found == {"a": [{"side": "a"}] * 2, "b": [{"side": "b"}] * 2}
-
-
-def test_a_side_that_fails_says_why(sides):
-    module, file, order = sides
     for compare in (partial(module.take_turns, rounds=1), module.side_by_side):
         with pytest.raises(SystemExit, match="broken failed:\nnothing works"):
             compare(file, ["a", "broken"], [str(order)])

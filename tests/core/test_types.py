@@ -43,12 +43,9 @@ def test_the_total_of_a_row(values: list[list[float]], status: list[list[int]], 
     torch.testing.assert_close(scores(values, status, weights).total(), torch.tensor(total), equal_nan=True, atol=0, rtol=0)
 
 
-def test_rows_are_taken_in_the_order_given():
+def test_rows_are_taken_in_the_order_given_and_groups_found_by_id():
     taken = scores([[1.0], [2.0], [3.0]], [[OK], [NA], [FAILED]], [1.0]).take(torch.tensor([2, 0]))
     assert taken.values[:, 0].tolist() == [3.0, 1.0] and taken.status[:, 0].tolist() == [FAILED, OK]
-
-
-def test_groups_are_found_by_id():
     ids, x = torch.tensor([7, 3, 7, 0]), torch.tensor([[1.0], [5.0], [3.0], [8.0]])
     assert within(ids, x, lambda rows: rows - rows.mean())[:, 0].tolist() == [-1.0, 0.0, 1.0, 0.0]
 
@@ -132,12 +129,9 @@ def test_segments_cover_the_tokens(segments: tuple[Segment, ...]):
         StoredRow((1, 2, 3), segments=segments)
 
 
-def test_the_policy_has_the_last_word():
+def test_the_policy_has_the_last_word_and_a_stored_row_takes_no_facts_in_an_order():
     with pytest.raises(ValueError, match="the policy has the last word"):
         replace(Sample("a", (1, 2, 3)), segments=segments_of([("policy", 2), ("environment", 1)]))
-
-
-def test_a_stored_row_refuses_facts_in_an_order():
     with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments"):
         StoredRow((5, 6), (), 4)  # type: ignore[misc] - a step
 
@@ -175,21 +169,15 @@ def test_what_a_part_defines_is_asked_of_it_and_one_that_inherits_its_hooks_is_i
     assert with_hooks(planner, PlannerHooks) is planner
 
 
-def test_an_error_inside_a_hook_is_the_users():
-    class Broken:
+def test_replaying_is_defining_begin_and_an_error_inside_a_hook_is_the_users():
+    class Own:
         def begin(self, *_: Any) -> None:
             raise ValueError("mine")
 
-    with pytest.raises(ValueError, match="mine"):
-        with_hooks(Broken(), PlannerHooks).begin([], "letters")
-
-
-def test_replaying_is_defining_begin():
-    class Own:
-        def begin(self, *_: Any) -> None: ...
-
     assert not Algorithm().replays and Algorithm(planner=ReplayGroups()).replays
     assert defines(Own(), PlannerHooks.begin) and not defines(object(), PlannerHooks.begin)
+    with pytest.raises(ValueError, match="mine"):
+        with_hooks(Own(), PlannerHooks).begin([], "letters")
 
 
 def test_a_length_that_is_not_the_runs_stays():

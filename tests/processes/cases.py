@@ -36,10 +36,7 @@ CASES: dict[str, list[str]] = {
 SOURCES = "data=[{use='digits_grounding', name='sevens', size=8}, {use='digits_grounding', name='threes', size=6, asked=[3]}]"
 LEARNS = ["tiny/image", SOURCES, *REWARD, *SGD, "evaluation.num_prompts=0", "save_every=1", "checkpoint.keep=0"]
 BANDIT = [*LEARNS, "sampler.kind=Bandit", "sampler.temperature=0.2"]
-SAMPLERS: dict[str, list[str]] = {
-    "bandit": [*BANDIT, "steps=4"],
-    "bandit_short": [*BANDIT, "steps=2"],
-}
+SAMPLERS: dict[str, list[str]] = {"bandit": [*BANDIT, "steps=4"], "bandit_short": [*BANDIT, "steps=2"]}
 """A sampler that learns, over two sources."""
 TEAMS: dict[str, list[str]] = {
     "pairs": [*TEAM, "steps=2", "policy.context=2"],

@@ -82,10 +82,6 @@ def half_flat(group: Group) -> list[float]:
     return [float(i) if group.id % 2 else 1.0 for i in range(len(group.samples))]
 
 
-def flat(group: Group) -> list[float]:
-    return [1.0] * len(group.samples)
-
-
 def step_of(
     algorithm: Any, reward: Any, skip: bool, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, float], list[Tensor], int]:
@@ -111,14 +107,15 @@ def test_gradients_are_equal_and_half_of_the_rows_are_read(name, monkeypatch):
         step_of(algorithm, half_flat, skip, monkeypatch) for skip in (True, False)
     )
     assert rows == all_rows / 2 and metrics["policy/idle"] == 0.5 and "policy/idle" not in plain
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
     for metric in ("loss", "policy/grad_norm", "rollout/actions", "reward/total", "rollout/length"):
         assert metrics[metric] == pytest.approx(plain[metric], rel=1e-4, abs=1e-7)
 
 
 def test_without_any_advantage_one_row_makes_a_gradient_of_zeros(monkeypatch):
-    metrics, gradients, rows = step_of(replace(TEXT["dr_grpo"], minibatches=1), flat, True, monkeypatch)
+    metrics, gradients, rows = step_of(
+        replace(TEXT["dr_grpo"], minibatches=1), lambda group: [1.0] * len(group.samples), True, monkeypatch
+    )
     assert rows == 1 and metrics["policy/idle"] == 1.0 and metrics["policy/grad_norm"] == 0
     assert gradients and not any(gradient.any() for gradient in gradients)
     assert metrics["policy/ratio"] == 1, "a metric of what is left, not of nothing"
@@ -223,8 +220,7 @@ def test_the_gradient_is_that_of_a_reading_before_the_update(monkeypatch: pytest
     second_step(replace(ONCE, old="reread"), live)
     monkeypatch.setattr(Algorithm, "old_can_be_live", False)
     assert second_step(replace(ONCE, old="reread"), read)[1] == 1
-    for a, b in zip(live.parameters(), read.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close([*live.parameters()], [*read.parameters()], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

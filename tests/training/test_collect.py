@@ -22,10 +22,10 @@ from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.collect import merge_rollouts
 from mmrl.training.evaluate import SEED_STEP, EvaluationSettings, Evaluator, SeenPrompts
 from mmrl.training.prompt_source import Drawing
-from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
+from mmrl.training.rewards.runner import RewardError
 from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
 from mmrl.training.trainer import Records
-from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.fakes import FakeTextPolicy, PlayedRanks, prompts, right_letter
 from tests.support.trainers import make_trainer, untimed
 from tests.support.videos import even, write_video
 from tests.training.test_trainer import half_dead
@@ -102,17 +102,13 @@ def test_unreadable_prompts_are_skipped_counted_and_replaced(caplog: pytest.LogC
     assert len(said) == 2 and "no such clip" in said[0]
 
 
-def test_beyond_the_limit_the_run_stops_and_names_the_prompt():
+def test_beyond_the_limit_the_run_stops_and_names_the_prompt_and_where_nothing_can_be_read():
+    with pytest.raises(TrainingStoppedError, match="no readable prompt"):
+        Drawing(Shuffled(prompts()[:2], seed=0), Choosy(bad=2), Ranks(), limit=5)(1)
     run = make_trainer(policy=Choosy(bad=3), max_skipped=2, sampler=Shuffled(prompts()[:6], seed=0))
     with pytest.raises(TrainingStoppedError, match=r"3 prompts could not .* max_skipped is 2; the last: prompt '.*no such clip"):
         for _ in range(4):
             run.step()
-
-
-def test_data_of_which_nothing_can_be_read_ends():
-    drawing = Drawing(Shuffled(prompts()[:2], seed=0), Choosy(bad=2), Ranks(), limit=5)
-    with pytest.raises(TrainingStoppedError, match="no readable prompt"):
-        drawing(1)
 
 
 def test_a_resumed_run_remembers_what_it_skipped():
@@ -123,22 +119,11 @@ def test_a_resumed_run_remembers_what_it_skipped():
     assert fresh.collector.skipped == run.collector.skipped != {}
 
 
-class Half(Ranks):
-    """One of two ranks; what the other one says is given."""
-
-    def __init__(self, rank: int, other: dict[int, str]) -> None:
-        super().__init__()
-        self.world, self.rank, self.other = 2, rank, other
-
-    def gather(self, x: object) -> list[object]:
-        return [x, self.other] if self.rank == 0 else [self.other, x]
-
-
 def test_ranks_look_at_their_own_prompts_and_skip_the_same():
     """The bad prompt is the first of the second half, which rank 1 looks at and rank 0 does not."""
     data, found = [prompts()[i] for i in (1, 2, 0, 3)], {2: "prompt '0': no such clip"}
-    for rank, others in ((0, found), (1, {})):
-        assert Drawing(Shuffled(data, 0), Choosy(bad=1), Half(rank, others), limit=1).wrong(data) == found
+    for ranks in (PlayedRanks(lambda x: [x, found], 0), PlayedRanks(lambda x: [{}, x], 1)):
+        assert Drawing(Shuffled(data, 0), Choosy(bad=1), ranks, limit=1).wrong(data) == found
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -214,10 +199,9 @@ def test_a_run_that_is_stopped_there_answers_once_more_when_it_goes_on(tmp_path:
 
 
 def test_a_run_with_held_out_prompts_answers_none_of_those_it_trains_on():
-    policy, seen, settings = FakeTextPolicy(), Steps(), EvaluationSettings()
-    evaluator = Evaluator(policy, prompts(2), RewardRunner([NamedReward("letter", right_letter)]), settings)
-    records = Records(seen=seen)
-    make_trainer(steps=2, samples_every=1, policy=policy, evaluator=evaluator, records=records).fit()
+    trainer = make_trainer(steps=2, samples_every=1, records=Records(seen=(seen := Steps())))
+    trainer.evaluator = Evaluator(trainer.policy, prompts(2), trainer.collector.rewards, EvaluationSettings())
+    trainer.fit()
     assert seen.steps == []
 
 

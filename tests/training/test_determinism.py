@@ -64,15 +64,10 @@ def check_equal(one: RunDir, other: RunDir) -> None:
 
 
 @pytest.mark.evidence
-def test_text(tmp_path: Path):
-    """A demo trains on texts too."""
-    check_equal(*trained(tmp_path, "tiny/image", *TEXT, "policy.sampling.max_new_tokens=8"))
-
-
-@pytest.mark.evidence
-def test_clips(tmp_path: Path):
-    """Each run draws its own files and decodes them in a process of its own."""
-    check_equal(*trained(tmp_path, "tiny/clips", *TEXT, "steps=3"))
+@pytest.mark.parametrize(("name", "words"), [("tiny/image", "policy.sampling.max_new_tokens=8"), ("tiny/clips", "steps=3")])
+def test_texts(tmp_path: Path, name: str, words: str):
+    """A demo trains on texts too; of clips each run draws its own files and decodes them in a process of its own."""
+    check_equal(*trained(tmp_path, name, *TEXT, words))
 
 
 @pytest.mark.slow

@@ -27,21 +27,6 @@ from tests.support.presets import TEXT as PRESETS
 from tests.support.trainers import batches_of, make_trainer, weights
 
 
-def test_grpo_learns():
-    trainer = make_trainer(steps=60, optimizer=OptimizerSettings(lr=2e-2))
-    rewards = [trainer.step()["reward/total"] for _ in range(60)]
-    assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.3
-
-
-@pytest.mark.parametrize("micro_batch", [1, 9, 40, 10_000])
-def test_update_does_not_depend_on_the_budget(micro_batch):
-    trainer, whole = make_trainer(micro_batch=micro_batch), make_trainer(micro_batch=10_000)
-    for _ in range(3):
-        trainer.step()
-        whole.step()
-    torch.testing.assert_close(weights(trainer), weights(whole), atol=2e-5, rtol=1e-4)
-
-
 def test_epochs_and_minibatches_deal_every_row_once_per_pass():
     algorithm = replace(PRESETS["grpo"], epochs=2, minibatches=3)
     trainer = make_trainer(algorithm)
@@ -108,13 +93,9 @@ def test_weights_that_an_update_broke_stop_the_run(broken: float):
         refuse_broken_weights(weights, 5, 0.5)
 
 
-def test_all_rewards_none_is_an_error():
-    trainer = make_trainer(function=lambda g: [None] * len(g.samples))
+def test_no_reward_that_answers_and_only_truncated_completions_are_errors():
     with pytest.raises(TrainingStoppedError, match=r"no reward \(letter\) answered"):
-        trainer.step()
-
-
-def test_only_truncated_completions_left_is_an_error():
+        make_trainer(function=lambda g: [None] * len(g.samples)).step()
     policy = FakeTextPolicy(length=1)
     with torch.no_grad():
         list(policy.parameters())[-1][4] = -1e4

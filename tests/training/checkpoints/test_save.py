@@ -82,17 +82,12 @@ def test_a_checkpoint_of_another_format_is_refused_and_none_before_it_is_tried(t
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"step": 2, "format": 2}', '{"sha256": 3, "step": 2, "format": 2}'])
-def test_a_manifest_that_says_nothing_is_damage(tmp_path: Path, text: str):
+def test_a_manifest_that_says_nothing_is_damage_and_what_is_half_written_never_found(tmp_path: Path, text: str):
     checkpoints = saved(tmp_path, 1, 2)
     (tmp_path / "step-2" / "manifest.json").write_text(text)
+    (tmp_path / "step-3.partial").mkdir()
+    (tmp_path / "step-4").mkdir()
     assert checkpoints.load()["index"] == 1 and checkpoints.recover() == 1
-
-
-def test_half_written_is_never_found(tmp_path: Path):
-    checkpoints = saved(tmp_path, 1)
-    (tmp_path / "step-2.partial").mkdir()
-    (tmp_path / "step-3").mkdir()
-    assert checkpoints.load()["index"] == 1
 
 
 def test_recovering_clears_away_and_sets_damaged_ones_aside_while_looking_changes_nothing(tmp_path: Path):

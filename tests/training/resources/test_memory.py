@@ -24,6 +24,7 @@ from mmrl.training.trainer import Records
 from tests.support.fakes import FakeAccelerator, FakeTextPolicy, PlayedRanks
 from tests.support.rows import make_batch
 from tests.support.trainers import make_trainer
+from tests.support.trainers import weights as weights_of
 
 
 def bytes_of(tensors: Iterable[Any]) -> int:
@@ -97,8 +98,7 @@ def test_moments_that_rest_train_the_same_and_are_saved_and_loaded():
         trainer.step()
         trainer.load_state_dict(trainer.state_dict())
         trainer.step()
-    for a, b in zip(*(trainer.policy.parameters() for trainer in runs), strict=True):
-        assert torch.equal(a, b)
+    assert torch.equal(*map(weights_of, runs))
     with FakeTensorMode():
         weight = nn.Parameter(torch.zeros(4, device="cuda"))
         optimizer = torch.optim.AdamW([weight])
@@ -220,12 +220,9 @@ def run(sizes: MicroBatches, fits: int) -> list[int]:
     return tried
 
 
-def test_it_doubles_while_there_is_room_and_no_further():
+def test_it_doubles_while_there_is_room_and_out_of_memory_halves_and_never_comes_back_to_what_failed():
     sizes = sizes_of(10_000)
     assert [run(sizes, MOST)[0] for _ in range(5)] == [START, 2 * START, 8192, 8192, 8192], "0.85 of 10,000 is no tenth more"
-
-
-def test_out_of_memory_halves_and_never_comes_back_to_what_failed():
     sizes = sizes_of(1e9)
     tried = [run(sizes, 10_000) for _ in range(6)]
     assert tried[:4] == [[2048], [4096], [8192], [16384, 8192]]
@@ -279,7 +276,9 @@ def test_several_processes_grow_by_the_smallest_room_and_stop_where_one_runs_out
     assert json.loads(notes.read_text())["size"] == failed // 2, "the next run begins with half"
 
 
-def test_a_number_is_kept_and_its_error_too():
+def test_a_number_is_kept_with_its_error_and_a_deterministic_run_wants_one():
+    with pytest.raises(ValueError, match='deterministic is true and micro_batch is "auto"'):
+        TrainSettings(deterministic=True, micro_batch="auto")
     sizes = MicroBatches(FakeTextPolicy(), GRPO, 512, Ranks())
     assert sizes.size == 512 and sizes.room is None and sizes.state_dict() == {}
     with pytest.raises(torch.OutOfMemoryError):
@@ -316,8 +315,7 @@ def test_a_run_that_ran_out_of_memory_trains_as_one_that_did_not(monkeypatch: py
     small.rows = 5
     auto, plain = trained(small, "auto"), trained(FakeTextPolicy(), 1000)
     assert max(small.seen) > 5 and auto.sizes.size // 4 <= 5
-    for a, b in zip(small.parameters(), plain.policy.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights_of(auto), weights_of(plain), rtol=1e-4, atol=1e-6)
     size = auto.state_dict()["sizes"]
     resumed = make_trainer(GRPO, policy=Small(), micro_batch="auto", steps=3)
     resumed.load_state_dict(auto.state_dict())
@@ -339,11 +337,6 @@ def test_readings_without_gradient_back_off_too(monkeypatch: pytest.MonkeyPatch,
     assert failed and trainer.sizes.too_large == START and json.loads((tmp_path / "size.json").read_text())["too_large"] == START
 
 
-def test_a_deterministic_run_wants_a_number():
-    with pytest.raises(ValueError, match='deterministic is true and micro_batch is "auto"'):
-        TrainSettings(deterministic=True, micro_batch="auto")
-
-
 def write_proc(folder: Path, resident: int, peak: int, free: int, limit: str = "max", used: int = 0) -> HostRoom:
     (folder / "self").mkdir(exist_ok=True)
     (folder / "self/status").write_text(f"Name: x\nVmHWM:\t{peak} kB\nVmRSS:\t{resident} kB\n")
@@ -354,14 +347,11 @@ def write_proc(folder: Path, resident: int, peak: int, free: int, limit: str = "
 
 
 def test_room_of_a_machine_is_half_of_what_is_free_below_the_containers_limit(tmp_path: Path):
-    room = write_proc(tmp_path, 1000, 1000, 8000)
-    room.begin()
-    write_proc(tmp_path, 1200, 1500, 1)
-    assert room.times_more(0.5) == 0.5 * 0.5 * 8000 / 500, "what was free when it began, over what it took at most"
-    room = write_proc(tmp_path, 1000, 1000, 8000, limit=str(3000 * 1024), used=1000)
-    room.begin()
-    write_proc(tmp_path, 1200, 1500, 1)
-    assert room.times_more(0.5) == 0.5 * 0.5 * 2000 / 500
+    for limited, free in (({}, 8000), ({"limit": str(3000 * 1024), "used": 1000}, 2000)):
+        room = write_proc(tmp_path, 1000, 1000, 8000, **limited)
+        room.begin()
+        write_proc(tmp_path, 1200, 1500, 1)
+        assert room.times_more(0.5) == 0.5 * 0.5 * free / 500, "what was free when it began, over what it took at most"
     nowhere = HostRoom(tmp_path / "none", tmp_path / "none")
     nowhere.begin()
     assert nowhere.times_more(1.0) == 0, "nobody can say: nothing grows"
@@ -370,8 +360,7 @@ def test_room_of_a_machine_is_half_of_what_is_free_below_the_containers_limit(tm
 def test_room_of_this_machine_is_measured():
     room = room_of([torch.zeros(1)])
     room.begin()
-    held = torch.ones(2**24)
-    del held
+    torch.ones(2**24)
     assert room.times_more(1.0) > 0
 
 
@@ -379,7 +368,6 @@ def test_room_of_this_machine_is_measured():
 def test_room_of_a_gpu_is_measured():
     room = room_of([torch.zeros(1, device="cuda")])
     room.begin()
-    held = torch.ones(2**26, device="cuda")
-    del held
+    torch.ones(2**26, device="cuda")
     free, _ = torch.cuda.mem_get_info()
     assert room.times_more(1.0) == pytest.approx(free / 2**28, rel=0.1)

@@ -135,15 +135,12 @@ def test_it_is_the_mean_distance_of_pairs():
     assert diversity([group(7, 7)]) == [0.0]
 
 
-def test_large_pictures_are_compared_small():
+def test_large_pictures_are_compared_small_and_groups_without_two_have_no_difference():
+    assert diversity([group(3), Group(1, Prompt("q"), (Sample(text="a"), Sample(text="b")))]) == []
+    assert len(diversity([group(1, 2), group(1), group(2, 3)])) == 2
     noisy = [Image.effect_noise((256, 256), 60) for _ in range(2)]
     assert diversity([Group(0, Prompt("p"), tuple(Sample(image=x) for x in noisy))])[0] < 0.1
     assert diversity([group(0, 255, size=256)]) == pytest.approx([1.0])
-
-
-def test_groups_without_two_pictures_have_none():
-    assert diversity([group(3), Group(1, Prompt("q"), (Sample(text="a"), Sample(text="b")))]) == []
-    assert len(diversity([group(1, 2), group(1), group(2, 3)])) == 2
 
 
 def texts(prompt: str, *answers: str) -> Group:
@@ -155,16 +152,12 @@ def test_distinct_texts_of_a_prompt():
 
 
 def test_sameness_is_the_chance_that_texts_of_two_prompts_coincide():
+    assert sameness(fingerprints([texts("p", "a", "a"), texts("p", "a")])) is sameness(fingerprints([group(1), group(2)])) is None
     groups = [texts("p", "a", "a", "b"), texts("q", "a", "c")]
     # of 3 x 2 pairs, the two a of p meet the a of q
     assert sameness(fingerprints(groups)) == pytest.approx(2 / 6)
     assert sameness(fingerprints([texts("p", "a"), texts("q", "a"), texts("r", "a")])) == 1
     assert sameness(fingerprints([texts("p", "a"), texts("q", "b")])) == 0
-
-
-def test_sameness_needs_two_prompts():
-    assert sameness(fingerprints([texts("p", "a", "a"), texts("p", "a")])) is None
-    assert sameness(fingerprints([group(1), group(2)])) is None
 
 
 def test_pictures_of_different_prompts_are_compared_by_their_first():

@@ -103,22 +103,16 @@ def test_a_file_is_known_by_its_content(tmp_path):
         digest(Prompt("p", media=(str(tmp_path / "gone.png"),)))
 
 
-def test_pointwise_rewards_are_asked_for_new_samples_only():
+def test_pointwise_rewards_are_asked_for_new_samples_only_and_answers_alone_are_kept():
     judge = Judge(pointwise=True)
     rewards = runner(judge)
     rewards.score([group("abc")])
     [table] = rewards.score([group("dbea")])
-    assert judge.asked == ["abc", "de"]
     assert table.values[:, 0].tolist() == [ord(letter) for letter in "dbea"]
-
-
-def test_only_answers_are_kept():
-    judge = Judge(pointwise=True)
-    rewards = runner(judge)
     for _ in range(2):
         [table] = rewards.score([group("af")])
         assert table.status[:, 0].tolist() == [Status.OK, Status.FAILED]
-    assert judge.asked == ["af", "f"]
+    assert judge.asked == ["abc", "de", "f", "f"]
 
 
 def test_the_least_recently_used_leaves_first():

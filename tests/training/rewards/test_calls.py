@@ -1,12 +1,12 @@
 """Where and how often rewards are called: threads, processes, loops, further attempts, devices, one call for several entries."""
 
 import asyncio
-import os
 import random
 import signal
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,18 +16,15 @@ import pytest
 import torch
 
 from mmrl.app.plugins.resolve import load
-from mmrl.core.types import Group, Prompt, Sample, Scored, Status
+from mmrl.core.types import Group, Prompt, Scored, Status
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import Threads, settle
 from mmrl.runtime.workers import WorkerError, WorkerProcess, living
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform
+from tests.training.rewards.test_rewards import group
 
 NOW = {"pause_s": 0.0}
-
-
-def group(count: int = 4, id: int = 0) -> Group:
-    return Group(id, Prompt(f"p{id}", "?"), tuple(Sample(text=str(i)) for i in range(count)))
 
 
 def groups(count: int) -> list[Group]:
@@ -51,10 +48,6 @@ def numbers(g: Group) -> list[float]:
     return [float(s.text or "nan") for s in g.samples]
 
 
-def thread_name(g: Group) -> list[Scored]:
-    return [Scored(1.0, {"main": float(threading.current_thread() is threading.main_thread())}) for _ in g.samples]
-
-
 def test_a_job_in_a_thread_answers_or_fails_but_never_stays_open():
     answered, failed = Future[Any](), Future[Any]()
     settle(answered, lambda: [1.0])
@@ -64,9 +57,13 @@ def test_a_job_in_a_thread_answers_or_fails_but_never_stays_open():
 
 
 @pytest.mark.parametrize(("call", "main"), [({}, 1), ({"where": "thread"}, 0), ({"workers": 2}, 0), ({"timeout_s": 9.0}, 0)])
-def test_plain_functions_run_in_the_main_thread_unless_a_thread_helps(call, main):
-    [table] = runner(thread_name, **call).score([group()])
-    assert table.parts[0]["mine/main"] == main
+def test_plain_functions_run_without_gradient_in_the_main_thread_unless_a_thread_helps(call, main):
+    def here(g: Group) -> list[Scored]:
+        is_main = threading.current_thread() is threading.main_thread()
+        return [Scored(1.0, {"main": float(is_main), "grad": float(torch.is_grad_enabled())}) for _ in g.samples]
+
+    [table] = runner(here, **call).score([group()])
+    assert (table.parts[0]["mine/main"], table.parts[0]["mine/grad"]) == (main, 0)
 
 
 def test_groups_are_scored_while_others_are_sampled():
@@ -127,24 +124,14 @@ def hangs_on_group_1(g: Group) -> list[float]:
     return numbers(g)
 
 
-def dies_on_group_1(g: Group) -> list[float]:
-    if g.id == 1:
-        os._exit(7)
-    return numbers(g)
-
-
 def not_picklable_error(g: Group) -> list[float]:
-    class OddError(Exception):
-        pass
-
-    raise OddError("strange")
+    raise type("OddError", (Exception,), {})("strange")
 
 
 def test_a_process_has_a_main_thread_of_its_own():
     assert status(runner(with_alarm, where="thread", max_failed=1.0).score([group()])) == [Status.FAILED]
-    rewards = runner(with_alarm, where="process")
-    assert rewards.score([group()])[0].values[:, 0].tolist() == [0, 1, 2, 3]
-    rewards.close()
+    with closing(runner(with_alarm, where="process")) as rewards:
+        assert answered(rewards.score([group()])) == [[0, 1, 2, 3]]
 
 
 def test_closing_ends_the_processes():
@@ -158,24 +145,13 @@ def test_closing_ends_the_processes():
 
 
 def test_a_process_that_hangs_is_killed_and_the_next_group_is_scored():
-    rewards = runner(hangs_on_group_1, where="process", timeout_s=1.5)
-    assert status(rewards.score(groups(3))) == [Status.OK, Status.FAILED, Status.OK]
-    rewards.close()
-
-
-def test_a_process_that_dies_fails_its_group():
-    worker = WorkerProcess(dies_on_group_1)
-    with pytest.raises(WorkerError, match="exit code 7"):
-        worker(group(2, 1))
-    assert worker(group(2, 2)) == [0, 1]
-    worker.close()
+    with closing(runner(hangs_on_group_1, where="process", timeout_s=1.5)) as rewards:
+        assert status(rewards.score(groups(3))) == [Status.OK, Status.FAILED, Status.OK]
 
 
 def test_an_exception_that_cannot_travel_is_told():
-    worker = WorkerProcess(not_picklable_error)
-    with pytest.raises(WorkerError, match="OddError: strange"):
+    with closing(WorkerProcess(not_picklable_error)) as worker, pytest.raises(WorkerError, match="OddError: strange"):
         worker(group())
-    worker.close()
 
 
 def test_what_cannot_go_to_a_process_is_refused_at_build():
@@ -189,9 +165,8 @@ def test_a_plug_in_file_works_in_a_process(tmp_path):
         "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    k: float = 2.0\n"
         "    def __call__(self, group):\n        return [self.k * len(s.text) for s in group.samples]\n"
     )
-    rewards = runner(load(str(file), "rewards")(k=3.0), where="process")
-    assert rewards.score([group(2)])[0].values[:, 0].tolist() == [3, 3]
-    rewards.close()
+    with closing(runner(load(str(file), "rewards")(k=3.0), where="process")) as rewards:
+        assert answered(rewards.score([group(2)])) == [[3, 3]]
 
 
 class Flaky:
@@ -380,11 +355,6 @@ def test_a_model_is_moved_once_per_step():
 def test_settings_that_cannot_work_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         runner(numbers, **settings)
-
-
-def test_rewards_have_no_gradient():
-    [table] = runner(lambda g: [Scored(1.0, {"grad": float(torch.is_grad_enabled())})] * 4).score([group()])
-    assert table.parts[0]["mine/grad"] == 0
 
 
 def test_rewards_in_threads_cannot_change_sampling():

@@ -205,13 +205,10 @@ def test_a_reward_that_runs_alone_in_a_thread_is_named(unchanged: Path):
         rewards.score([group()])
 
 
-def test_a_default_device_is_put_back(unchanged: Path):
+def test_a_default_device_is_put_back_and_one_that_is_only_logged_fails_alone(unchanged: Path):
     with pytest.raises(RewardError, match="it changed torch's default device from cpu to meta"):
         run(changes("device", unchanged))
     assert torch.zeros(1).device.type == "cpu"
-
-
-def test_one_that_is_only_logged_fails_alone(unchanged: Path):
     values = run(changes("folder", unchanged), weight=0.0)
     assert all(value != value for value in values)
 

@@ -58,16 +58,13 @@ def test_async_rewards_run_together():
     assert all(table.values.eq(1).all() for table in tables)
 
 
-def test_none_for_a_whole_group_is_na_and_nan_is_failed_not_zero():
+def test_none_for_a_whole_group_is_na_for_part_of_it_failed_and_nan_is_failed_not_zero():
     [table] = run(lambda g: [None] * 4)
     assert (table.status == Status.NA).all() and table.values.isnan().all()
     [table] = run(lambda g: [math.nan, 1.0, 1.0, 1.0])
     assert table.status[0, 0] == Status.FAILED and math.isnan(table.values[0, 0])
-
-
-def test_none_for_part_of_a_group_is_failed():
-    tables = run(lambda g: [None, 1.0, 1.0, 1.0])
-    assert tables[0].status[:, 0].tolist() == [Status.FAILED, Status.OK, Status.OK, Status.OK]
+    [table] = run(lambda g: [None, 1.0, 1.0, 1.0])
+    assert table.status[:, 0].tolist() == [Status.FAILED, Status.OK, Status.OK, Status.OK]
     with pytest.raises(RewardError, match="None is for whole groups, since samples without a score cannot be compared"):
         run(lambda g: [None, 1.0, 1.0, 1.0], max_failed=0.0)
 
@@ -319,14 +316,11 @@ def test_a_spread_beyond_float32_gives_the_advantages_of_a_small_one(size: float
     assert float(LeaveOneOut()(scores, rows).values[3, 0]) == pytest.approx(size)
 
 
-def test_a_total_beyond_float32_is_refused_with_the_name_of_its_reward():
+def test_a_total_beyond_float32_is_refused_with_the_name_of_its_reward_and_so_is_what_a_transform_makes_infinite():
     values = torch.tensor([[1.0, 1e30]])
     refuse_overflow(made.scores(values, [1.0, 1e3]))
     with pytest.raises(RewardError, match=r"reward 'reward_1': 1e\+30 times its weight 1e\+10; lower the weight"):
         refuse_overflow(made.scores(values, [1.0, 1e10]))
-
-
-def test_a_reward_that_its_transform_makes_infinite_is_refused():
     runner = RewardRunner([NamedReward("steep", lambda group: [1e30], transform=Transform(scale=1e-30))])
     with pytest.raises(RewardError, match=r"reward 'steep' is 1e\+60 after its transform of 1e\+30: widen transform\.scale"):
         runner.score([Group(0, Prompt("p", "?"), (Sample(text="x"),))])

@@ -82,10 +82,6 @@ def test_a_finding_appears_once_and_within_bounds_not_at_all(name: str):
     assert not said([{}] * 8 + [fine] * 12)
 
 
-def test_nothing_is_compared_with_the_start_before_the_start_is_over():
-    assert said([{"rollout/length": 10.0 ** (step + 1), "rollout/entropy": 0.1**step} for step in range(4)]) == []
-
-
 @pytest.mark.parametrize(("norm", "times"), [(30.0, 1), (5.0, 0)])
 def test_one_large_gradient_is_a_spike(norm: float, times: int):
     found = said([{}] * 8 + [{"policy/grad_norm": norm}] + [{}] * 8)
@@ -99,7 +95,8 @@ def test_kl_that_doubles_within_a_window_runs_away():
     assert said([{"policy/kl": 0.3 + 0.01 * step} for step in range(20)]) == []
 
 
-def test_it_is_said_again_only_after_a_window_without():
+def test_nothing_is_said_before_the_start_is_over_and_again_only_after_a_window_without():
+    assert said([{"rollout/length": 10.0 ** (step + 1), "rollout/entropy": 0.1**step} for step in range(4)]) == []
     bad, fine = {"rollout/truncated": 1.0}, {"rollout/truncated": 0.0}
     assert len(said([bad] * 4 + [fine] * 2 + [bad] * 4)) == 1
     assert len(said([bad] * 4 + [fine] * 9 + [bad] * 4)) == 2
@@ -334,17 +331,13 @@ def usual(size: float, count: int, seed: int = 0, leaps: Mapping[int, float] = M
 
 @pytest.mark.parametrize("size", [3e-7, 1e-5, 8e-3])
 def test_rounding_alone_is_never_called_stale(size: float):
-    for seed in range(20):
-        assert leaps(usual(size, 200, seed)) == []
+    assert [leaps(usual(size, 200, seed)) for seed in range(20)] == [[]] * 20
 
 
-def test_a_stale_cache_is_seen_whichever_it_was():
+def test_a_stale_cache_is_seen_whichever_it_was_and_steps_without_a_number_are_passed_over():
     assert leaps(usual(3e-7, 50, leaps={1: 0.145, 2: 0.0088, 30: 0.02})) == [1, 2, 30]
     assert leaps(usual(8e-3, 50, leaps={7: 0.24})) == [7]
     assert leaps([3e-7] + [0.1] * 30) == list(range(1, 31)), "every step after the first"
-
-
-def test_steps_without_a_number_are_passed_over():
     assert leaps([]) == leaps([math.nan]) == leaps([math.nan, 0.1, 0.1]) == []
     assert leaps([math.nan, 3e-7, math.nan, 0.1]) == [3]
 
@@ -422,16 +415,13 @@ def test_the_spread_of_the_first_steps_counts_and_one_odd_step_does_not():
     assert found(LENGTHS, [3.1] * 6) == [(2.0, 3.1)]
 
 
-def test_shares_drift_by_the_same_factor():
+def test_shares_drift_by_the_same_factor_and_pictures_have_no_length_that_could():
+    assert list(drifts({"rollout/length": [4.0] * 4}, {"rollout/length": [9.0] * 4}, 1.5)) == []
     assert found([0.9] * 4, [0.59] * 4, "train/form") and not found([0.9] * 4, [0.61] * 4, "train/form")
     # what is not repeated: 0.9 to 0.59, and to 0.61
     assert found([0.1] * 4, [0.41] * 4, "train/repetition") and not found([0.1] * 4, [0.39] * 4, "train/repetition")
     assert found([0.0] * 4, [1.0] * 4, "train/repetition") and not found([0.5] * 4, [0.1] * 4, "train/repetition")
     assert not found([0.9] * 4, [0.4] * 4, "train/form", factor=3.0)
-
-
-def test_pictures_have_no_length_that_could_drift():
-    assert list(drifts({"rollout/length": [4.0] * 4}, {"rollout/length": [9.0] * 4}, 1.5)) == []
 
 
 DRIFTS: dict[str, dict[str, float]] = {
