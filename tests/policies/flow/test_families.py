@@ -1,4 +1,4 @@
-"""What flow families share: sizes, tokens and rules of guidance; and one's own, with its own negatives and bare adapters."""
+"""What flow families share: sizes and rules of guidance; and one's own, with its own negatives and bare adapters."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -139,17 +139,6 @@ def test_sides_are_multiples_of_a_patch_of_latents(wrong: dict[str, int]):
     (name,) = wrong
     with pytest.raises(ValueError, match=rf"policy\.{name} is \d+, but this model draws multiples of 16 pixels"):
         family(**wrong)
-
-
-def test_a_token_holds_two_by_two_latents():
-    own = family()
-    assert own.latent_shape == (4, 4, 8) and own.image_tokens == 8
-    latents = torch.arange(2 * 4 * 4 * 8.0).view(2, 4, 4, 8)
-    packed = own.pack(latents)
-    assert packed.shape == (2, 8, 16)
-    # the second token of the first row: channel 0's latents at (0, 2), (0, 3), (1, 2), (1, 3), then channel 1's
-    assert packed[0, 1, :5].tolist() == [2.0, 3.0, 10.0, 11.0, 34.0]
-    assert torch.equal(own.unpack(packed), latents)
 
 
 @pytest.mark.parametrize(
