@@ -223,8 +223,6 @@ def test_high_entropy_keeps_the_top_quantile_of_actions():
     for quantile in (0.2, 0.5, 1.0):
         kept = HighEntropy(quantile)(batch, counts_of(batch)) > 0
         assert torch.equal(kept, mask & (entropy >= torch.quantile(entropy[mask], 1 - quantile)))
-    with pytest.raises(ValueError, match=r"HighEntropy.quantile is 20.*must be above 0 and at most 1"):
-        HighEntropy(20.0)
 
 
 def test_clip_bounds_the_far_side_of_negative_advantages():
@@ -235,20 +233,6 @@ def test_clip_bounds_the_far_side_of_negative_advantages():
     assert Clip(delta=2.0)(far, batch)[0].item() == 2
     assert Clip(dual=3.0)(far, batch)[0].item() == 3
     assert Clip(dual=3.0)(far, batch)[1]["policy/clip_frac"].item() == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"token_gradient": True}, "set level='rollout'"),
-        ({"delta": 1.1}, "set it above 1 \\+ high = 1.2"),
-        ({"dual": 0.5}, "must be above 1"),
-    ],
-    ids=str,
-)
-def test_clip_refuses_bounds_that_cannot_be_meant(options, message):
-    with pytest.raises(ValueError, match=message):
-        Clip(**options)
 
 
 @FEW

@@ -83,16 +83,6 @@ def test_halves_by_entropy_read_what_was_recorded_on_any_number_of_ranks():
     assert math.isfinite(trainer.step()["loss"])
 
 
-def test_moving_readings_are_refused_in_an_advantage():
-    class Moving(Halves):
-        @property
-        def reads(self):
-            return (LOGPROBS,)
-
-    with pytest.raises(ValueError, match=r"Moving reads \['logprobs'\] under the policy's moving weights"):
-        Algorithm(advantage=Moving()).check(FakeTextPolicy())
-
-
 def test_a_lone_sample_of_a_stratum_is_compared_with_the_group_alone():
     rows = rows_of(["<tool_call>", "", ""])
     found = values(Strata(inside=0.8), [1.0, 0.0, 0.0], rows)
@@ -401,8 +391,3 @@ def test_prompts_that_are_sometimes_right_are_kept_with_their_best_sample():
     assert Difficulty(high=0.7)(made, totals).rows == [] and Difficulty(low=0.8, high=1.0)(made, totals).rows == []
     assert Difficulty(low=0.0, column="x")(made, [0.0] * 4).rows == [] and Difficulty(low=0.0)(made, [0.0] * 4).rows == [{}]
     assert Difficulty(low=0.0)(made, [math.nan] * 4) == ([], 0, 0)
-
-
-def test_an_empty_interval_is_refused():
-    with pytest.raises(ValueError, match=r"low is 0\.6 and high is 0\.4: no share of right samples lies between"):
-        Difficulty(low=0.6, high=0.4)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import run
@@ -13,26 +14,31 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.group import BySign, GroupNorm, Halves
+from mmrl.algorithms.advantages.remembered import PromptHistory
+from mmrl.algorithms.advantages.segments import BudgetRelative
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import SteadyDecay
+from mmrl.algorithms.miners import Difficulty
 from mmrl.algorithms.objectives.flow import RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching
-from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL
+from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL, Surprise
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, ClipCov, Dppo, Gmpo, KlCov, Reinforce, Vespo
 from mmrl.algorithms.planners.base import DynamicSampling, Once
+from mmrl.algorithms.planners.begun import Budgets
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.planners.video import WithTruth
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.shaping.thinking import OverlongPenalty
-from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
+from mmrl.algorithms.shaping.thinking import LengthBudget, ModePays, OverlongPenalty
+from mmrl.algorithms.shaping.video import SoftReward
+from mmrl.algorithms.weights.aggregate import FirstApart, FixedLength, TokenMean
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.app.config.algorithm import kinds
 from mmrl.app.plugins.catalog import preset_documents
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
-from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
+from mmrl.core.readings import ENTROPY, GROUP_DIVERGENCE, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.types import ClipRange, Credit, Reading, Rollouts, Scope, Scores
 from tests.support.each import for_each
 from tests.support.fakes import FakeTextPolicy
@@ -90,15 +96,49 @@ def test_check_names_what_the_policy_lacks():
         algorithm.check(offering("logprobs"))
 
 
-def test_check_refuses_weights_that_move():
-    @dataclass(frozen=True)
-    class Moving(HighEntropy):
-        @property
-        def reads(self) -> tuple[Reading, ...]:
-            return (ENTROPY,)
+def reading(part: type, read: Reading) -> Any:
+    """A part like those of this class that reads something else."""
+    return type("Moving", (part,), {"reads": property(lambda self: (read,))})()
 
-    with pytest.raises(ValueError, match=r"Moving reads \['entropy'\] under the policy's moving weights.*model='old'"):
-        Algorithm(importance=(Moving(),)).check(offering("logprobs", "entropy"))
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (Algorithm(importance=(reading(HighEntropy, ENTROPY),)), r"\['entropy'\] under the policy's moving weights.*model='old'"),
+        (Algorithm(advantage=reading(Halves, LOGPROBS)), r"Moving reads \['logprobs'\] under the policy's moving weights"),
+        (Algorithm(objective=((1.0, reading(Surprise, GROUP_DIVERGENCE._replace(model="policy"))),)), "under moving weights"),
+        (replace(PRESETS["mc_grpo"], group_size=2), r"group_size is 2, but MedianNorm compares .* needs at least 3"),
+    ],
+    ids=["weight", "advantage", "term of groups", "group of two"],
+)
+def test_readings_of_moving_weights_and_too_few_samples_are_refused(algorithm: Algorithm, said: str):
+    with pytest.raises(ValueError, match=said):
+        algorithm.check(offering("logprobs", "entropy", "group_divergence"))
+
+
+SETTINGS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: BySign(0.0, 0.0), "BySign.right and BySign.wrong are 0"),
+    (lambda: Budgets(()), "Budgets.shares are empty"),
+    (lambda: BudgetRelative(discount=1e200), r"BudgetRelative.discount is 1e\+200: it must be above 0 and at most 1000"),
+    (lambda: ModePays(short=""), "ModePays.short and ModePays.think begin"),
+    (lambda: LengthBudget(hard=1.0, medium=2.0), r"LengthBudget.medium is 2, above hard = 1"),
+    (lambda: PRESETS["thinkless"].with_length(1), "max_new_tokens is 1: raise it"),
+    (lambda: PromptHistory(least=20), r"least is 20, but only 16 rewards of a prompt are remembered: set advantage\.least"),
+    (lambda: Difficulty(low=0.6, high=0.4), r"low is 0\.6 and high is 0\.4: no share of right samples lies between"),
+    (lambda: Clip(token_gradient=True), "set level='rollout'"),
+    (lambda: Clip(delta=1.1), r"set it above 1 \+ high = 1.2"),
+    (lambda: Clip(dual=0.5), "must be above 1"),
+    (lambda: HighEntropy(20.0), r"HighEntropy.quantile is 20.*must be above 0 and at most 1"),
+    (lambda: SoftReward(fall=0.0), "fall"),  # the curve below tau would be 0 / 0
+    (lambda: SteadyDecay(-0.1), r"SteadyDecay\.decay is"),
+    (lambda: SteadyDecay(1.1), r"SteadyDecay\.decay is"),
+]
+
+
+@pytest.mark.parametrize(("made", "told"), SETTINGS)
+def test_settings_that_would_do_nothing_or_overflow_are_refused(made: Callable[[], Any], told: str):
+    with pytest.raises(ValueError, match=told):
+        made()
 
 
 @for_each("name", sorted(set(TEXT_PRESETS) - ALONE))
@@ -179,17 +219,12 @@ def test_an_advantage_that_declares_nothing_is_content_with_one_sample():
     Algorithm(advantage=Plain(), group_size=1).check(FakeTextPolicy())
 
 
-def test_too_few_samples_are_refused():
-    algorithm = replace(PRESETS["mc_grpo"], group_size=2)
-    with pytest.raises(ValueError, match=r"group_size is 2, but MedianNorm compares .* needs at least 3"):
-        algorithm.check(FakeTextPolicy())
-
-
 def test_the_length_goes_to_parts_that_name_none():
     algorithm = Algorithm(aggregation=FixedLength(), shaping=(OverlongPenalty(), OverlongPenalty(length=3))).with_length(9)
     assert algorithm.aggregation == FixedLength(length=9)
     assert algorithm.shaping == (OverlongPenalty(length=9), OverlongPenalty(length=3))
     assert Algorithm(aggregation=TokenMean()).with_length(9).aggregation == TokenMean()
+    assert FirstApart().with_length(2) == FirstApart()
 
 
 @pytest.mark.parametrize(
@@ -271,6 +306,3 @@ def test_planners_say_how_often_they_sample(planner: Planner, rounds: int):
 
 def test_a_steady_one_is_a_share():
     assert SteadyDecay(0.99)(0) == SteadyDecay(0.99)(10_000) == 0.99
-    for decay in (-0.1, 1.1):
-        with pytest.raises(ValueError, match=r"SteadyDecay\.decay is"):
-            SteadyDecay(decay)

@@ -265,11 +265,6 @@ def test_the_order_of_rows_is_no_matter(order: list[int]):
     assert torch.equal(first.values[order], second.values)
 
 
-def test_more_rewards_than_are_remembered_are_refused():
-    with pytest.raises(ValueError, match=r"least is 20, but only 16 rewards of a prompt are remembered: set advantage\.least"):
-        PromptHistory(least=20)
-
-
 def test_resumed_is_uninterrupted(tmp_path: Path):
     def fresh() -> Trainer:
         return make_trainer(replace(small("ddpo"), advantage=PromptHistory(size=20, least=20), group_size=6), steps=4, lr=1e-2)

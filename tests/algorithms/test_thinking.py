@@ -14,7 +14,6 @@ from mmrl.algorithms.planners.base import DynamicSampling, Once
 from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.thinking import OLD_LEAD, BudgetReward, LengthBudget, ModePays, ShorterIsBetter
-from mmrl.algorithms.weights.aggregate import FirstApart
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Sample
 from tests.support.flow_fakes import FakeFlowPolicy
@@ -71,23 +70,6 @@ def other(name: str, **changes: Any) -> Any:
 def test_what_does_not_go_together_is_refused(algorithm: Any, told: str):
     with pytest.raises(ValueError, match=told):
         algorithm.check_step(4)
-
-
-@pytest.mark.parametrize(
-    ("made", "told"),
-    [
-        (lambda: BySign(0.0, 0.0), "BySign.right and BySign.wrong are 0"),
-        (lambda: Budgets(()), "Budgets.shares are empty"),
-        (lambda: BudgetRelative(discount=1e200), r"BudgetRelative.discount is 1e\+200: it must be above 0 and at most 1000"),
-        (lambda: ModePays(short=""), "ModePays.short and ModePays.think begin"),
-        (lambda: LengthBudget(hard=1.0, medium=2.0), r"LengthBudget.medium is 2, above hard = 1"),
-        (lambda: PRESETS["thinkless"].with_length(1), "max_new_tokens is 1: raise it"),
-    ],
-)
-def test_parts_that_would_do_nothing_or_overflow_are_refused(made: Any, told: str):
-    with pytest.raises(ValueError, match=told):
-        made()
-    assert FirstApart().with_length(2) == FirstApart()
 
 
 @pytest.mark.parametrize("found", [None, "0.5", True, float("nan"), 1.5])
