@@ -196,8 +196,10 @@ def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_a_publication_that_is_lost_or_applied_twice_is_refused_by_name(fault: str, words: str):
+    policy = PublishingPolicy()
+    setattr(policy, fault, frozenset({2}))
     with pytest.raises(OtherVersionError, match=f"step 4: .* {words}"):
-        make(1, policy=PublishingPolicy(**{fault: frozenset({2})})).fit()
+        make(1, policy=policy).fit()
 
 
 @pytest.mark.parametrize("ahead", [1, 2])

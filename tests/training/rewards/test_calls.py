@@ -194,8 +194,9 @@ def test_attempts_go_on_and_end(kind: Any):
     rewards = runner(kind(mended := Flaky(2)), retries=2, **NOW)
     assert status(rewards.score([group()])) == [Status.OK]
     assert mended.calls == 3 and rewards.drain_metrics()["reward/mine/retried"] == 2
+    broken = Flaky(9)
     with pytest.raises(RewardError, match="busy"):
-        runner(kind(broken := Flaky(9)), retries=2, **NOW).score([group()])
+        runner(kind(broken), retries=2, **NOW).score([group()])
     assert broken.calls == 3
 
 

@@ -373,7 +373,7 @@ LENGTHS = [2.0, 2.1, 1.9, 2.0, 9.0, 2.0]
 TEXTS = GOOD | {"train/form": 0.9, "train/repetition": 0.1}
 
 
-def found(first: Sequence[float], last: Sequence[float], measure: str = "rollout/length", factor: float = 1.5) -> list[Any]:
+def found(first: list[float], last: list[float], measure: str = "rollout/length", factor: float = 1.5) -> list[Any]:
     around = {"train/form": [0.9]}
     return [(before, after) for _, _, before, after in drifts(around | {measure: first}, {measure: last}, factor)]
 

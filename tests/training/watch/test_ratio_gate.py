@@ -344,14 +344,11 @@ def test_coarse_numbers_may_differ_by_a_few_times_what_equal_readings_do(noise, 
     assert gate.bounds is not None and gate.bounds.worst == pytest.approx(min(1.0, 20 * gate.bounds.mean))
 
 
-def test_a_number_in_the_config_always_wins():
+def test_a_number_in_the_config_always_wins_and_the_message_says_what_was_measured():
     gate, rollouts = rounded(Rounding(), ratio_bound=9.0, mean_ratio_bound=0.5)
     assert passes(gate, rollouts, 0.4) and not passes(gate, rollouts, 0.6)
     assert gate.policy.rounding.asked == 0, "nothing is measured that nobody asks for"  # type: ignore[attr-defined]
     assert not passes(*rounded(Rounding(), mean_ratio_bound=1e-4), 2e-4)
-
-
-def test_the_message_says_the_bounds_and_what_was_measured():
     gate, rollouts = rounded(Rounding(STEP / 4))
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]
     with pytest.raises(TrainingStoppedError, match=r"mean_ratio_bound = 0\.0176 \(equal readings differ by 5\.9e-03 on aver"):
