@@ -1,5 +1,6 @@
 """Every example runs as typed, and every notebook from top to bottom, on tiny models; and none holds output of a machine."""
 
+import ast
 import json
 import re
 import runpy
@@ -45,10 +46,26 @@ def cells(notebook: Path, kind: str) -> list[dict[str, Any]]:
     return [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
 
 
+def run_cells(file: Path) -> dict[str, object]:
+    """Run a notebook's code cells in one namespace and print what each ends with; the names after the last."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    for number, cell in enumerate(json.loads(file.read_text(encoding="utf-8"))["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        tree = ast.parse("".join(cell["source"]), f"{file.name}, cell {number}")
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, f"{file.name}, cell {number}", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), f"{file.name}, cell {number}", "eval"), names)
+            shown = value._repr_html_() if hasattr(value, "_repr_html_") else repr(value)
+            print(f"cell {number}: {len(shown)} characters, {shown[:200]}")  # noqa: T201 - what a notebook would show
+    return names
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(notebook: Path, tmp_path: Path):
-    done = run(str(Path(__file__).parent / "run_notebook.py"), str(notebook), cwd=tmp_path)
+    done = run("-m", "tests.docs.test_examples", str(notebook), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "report.html").is_file()
@@ -67,3 +84,7 @@ def test_a_notebook_is_as_jupyter_writes_it(notebook: Path):
 
 def test_there_are_two():
     assert [notebook.stem for notebook in NOTEBOOKS] == ["grounding", "text_to_image"]
+
+
+if __name__ == "__main__":
+    run_cells(Path(sys.argv[1]))
