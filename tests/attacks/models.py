@@ -11,7 +11,7 @@ from typing import Any
 from mmrl.policies.flow.dry_run import load_meta
 from tests.attacks.attack import LOADING, Attack, Bomb, expect_done, expect_sentence, once, refused, run_mmrl
 from tests.policies.flow.test_files import walk
-from tests.support.rude_servers import RUDE, rude
+from tests.support.rude_servers import OK, drips, hears_nothing, rude
 
 Damage = Callable[[Path], object]
 """Does something to a model in a folder."""
@@ -182,7 +182,8 @@ def lay_row(folder: Path) -> None:
 
 def silent_hub(drip: bool, folder: Path) -> str:
     """A hub that takes connections and says nothing, or one header after another."""
-    with rude(RUDE["headers that drip" if drip else "silence"]) as server:
+    # faster ones would end at the hundredth header
+    with rude(drips(OK, b"x-a: b\r\n", 0.2) if drip else hears_nothing) as server:
         hub = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder)}
         run, words = (
             ["train", "tiny/image", "policy.model=some/model", "output=run"],

@@ -25,7 +25,7 @@ from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Records, Trainer
-from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.fakes import FakeTextPolicy, PlayedRanks, prompts, right_letter
 from tests.support.running_reward import Running
 from tests.support.trainers import make_trainer, weights
 
@@ -127,18 +127,10 @@ def test_a_run_begins_with_every_generator_at_its_seed(monkeypatch: pytest.Monke
 
 
 def test_every_process_gets_its_own_random_state_back():
-    class Second(Ranks):
-        def __init__(self) -> None:
-            super().__init__()
-            self.world, self.rank = 2, 1
-
-        def gather(self, x: Any) -> list[Any]:
-            return ["of the first", x]
-
-    trainer = make_trainer()
+    trainer, second = make_trainer(), PlayedRanks(lambda x: ["of the first", x], rank=1)
     mine = trainer.state_dict()["random"]
-    object.__setattr__(trainer._run_state, "ranks", Second())
-    trainer.collector.ranks = Second()
+    object.__setattr__(trainer._run_state, "ranks", second)
+    trainer.collector.ranks = second
     torch.rand(3)
     state = trainer.state_dict()
     expected = float(torch.rand(()))

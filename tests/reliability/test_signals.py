@@ -29,7 +29,7 @@ from mmrl.training.stopping import AskedToStopError, Stop
 from mmrl.training.trainer import Records, Trainer
 from tests.reliability.soak import words
 from tests.support import forked
-from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.fakes import FakeTextPolicy, PlayedRanks, prompts, right_letter
 from tests.support.trainers import weights
 
 
@@ -167,20 +167,12 @@ def test_a_signal_that_waits_its_turn_kills_no_run_that_has_ended_meanwhile():
 
 
 def test_several_processes_stop_together_and_only_at_a_beginning():
-    class Two(Ranks):
-        def __init__(self, other: str) -> None:
-            super().__init__()
-            self.world, self.other = 2, other
-
-        def gather(self, x: Any) -> list[Any]:
-            return [x, self.other]
-
     stop = Stop()
-    with pytest.raises(AskedToStopError), stop.interruptible(Two("SIGTERM")):
+    with pytest.raises(AskedToStopError), stop.interruptible(PlayedRanks(lambda x: [x, "SIGTERM"])):
         pytest.fail("the other process was asked")
     assert stop.asked_by == "SIGTERM"
     stop = Stop()
-    with stop.interruptible(Two("")):
+    with stop.interruptible(PlayedRanks(lambda x: [x, ""])):
         assert not stop.ask("SIGTERM")
 
 

@@ -33,6 +33,7 @@ from mmrl.policies.text.write.generate import Generation, bare
 from mmrl.runtime.blame import UnavailableError
 from tests.support.devices import host_looks
 from tests.support.each import for_each
+from tests.support.fakes import PlayedRanks
 from tests.support.faults import Fault, message_of
 from tests.support.text_policies import FP32_BOUND, gap, ids_of, make, picture, prompts, text_trace
 from tests.support.worlds import Inline, branch_of, looking, player
@@ -219,13 +220,9 @@ def test_nothing_is_kept_once_an_error_ends_the_episodes(folder: str):
 
 
 def test_what_is_kept_is_told_of_all_processes():
-    class Two(Ranks):
-        def gather(self, x: Any) -> list[Any]:
-            return [x, [50, 100, 3]]
-
-    keeper = Keeper(1, read=10, spared=40, dropped=2)
-    assert drained(keeper, Two()) == {"rollout/kept_tokens": 0.7, "rollout/dropped_turns": 5.0}
-    assert not drained(keeper, Ranks()) and not drained(None, Two())
+    keeper, two = Keeper(1, read=10, spared=40, dropped=2), PlayedRanks(lambda x: [x, [50, 100, 3]])
+    assert drained(keeper, two) == {"rollout/kept_tokens": 0.7, "rollout/dropped_turns": 5.0}
+    assert not drained(keeper, Ranks()) and not drained(None, two)
 
 
 def test_where_servers_write_nothing_is_kept_nor_said(tiny: Any, caplog: pytest.LogCaptureFixture):
