@@ -282,12 +282,13 @@ class Cell:
     def __init__(self) -> None:
         self.pages: list[str] = []
 
-    def update(self, shown: object) -> "Cell":
-        assert isinstance(shown, Html)
-        self.pages.append(shown._repr_html_())
+    def __call__(self, page: Html) -> "Cell":
+        self.update(page)
         return self
 
-    __call__ = update
+    def update(self, shown: object) -> None:
+        assert isinstance(shown, Html)
+        self.pages.append(shown._repr_html_())
 
 
 def test_a_cell_is_replaced_now_and_then_and_at_the_end():

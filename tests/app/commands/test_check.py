@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from mmrl.app.cli import program as cli
 from mmrl.app.cli.groups import environment as commands

@@ -348,8 +348,8 @@ def test_what_the_run_wrote_stays_under_another_preset():
 
 
 def test_what_comes_with_an_engine_is_each_presets_own():
-    engine = {"policy": {**configs.load("tiny/cold_start").table.values["policy"], "engine": {"url": ["http://localhost:1"]}}}
-    resolved = chain({**RL, "preset": "gspo"}, RL, **engine)
+    policy = {**configs.load("tiny/cold_start").table.values["policy"], "engine": {"url": ["http://localhost:1"]}}
+    resolved = chain({**RL, "preset": "gspo"}, RL, policy=policy)
     for one in stages_of(resolved):
         own = one.resolved.config.algorithm
         alone = configs.load("tiny/image", [f"algorithm.preset={own.preset}", "policy.engine.url=['http://localhost:1']"]).config
