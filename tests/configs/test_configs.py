@@ -13,12 +13,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from benchmarks.shapes import QUESTION
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.planning.known import settings_of
+from mmrl.app.planning.memory import GIB, advice
+from mmrl.app.planning.plan import draw_up
 from mmrl.app.plugins.catalog import configs as all_configs
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import build
 from mmrl.app.toml.tables import Table
+from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from tests.support.each import for_each
 
@@ -29,6 +34,7 @@ T2I = [name for name in NAMES if name.startswith("t2i/")]
 BY_TOKENS = [name for name in NAMES if name.startswith("token_image/")]
 T2V = [name for name in NAMES if name.startswith(("t2v/", "i2v/"))]
 EDIT = [name for name in NAMES if name.startswith("edit/")]
+CARDS = [name for name in NAMES if name.startswith("cards/")]
 WRITERS = [name for name in NAMES if name.startswith("writer/")]
 T2A = [name for name in NAMES if name.startswith("t2a/")]
 SMALL = [
@@ -140,43 +146,50 @@ def test_it_parses_says_what_it_is_and_fits_a_screen(name: str):
     assert listed.file.is_relative_to(shipped_folder("configs"))
 
 
+def trains(name: str, data: Mapping[str, object], *words: str, rewards: Sequence[object] = (), **held_out: object) -> None:
+    """The config takes two steps on these data, with the words and perhaps other rewards; everything else of it stays."""
+    resolved = configs.load(name)
+    resolved.table.set(("data",), dict(data), "test")
+    resolved.table.set(("evaluation", "data"), {**data, **held_out}, "test")
+    if rewards:
+        resolved.table.set(("reward",), list(rewards), "test")
+    check_two_steps(configs.resolve(resolved.table, words))
+
+
+def sizes_of(name: str, **reward: object) -> list[object]:
+    """For every reward of the config one of sizes, with its weight."""
+    shown = enumerate(configs.load(name).config.reward)
+    return [{"use": "jpeg_size", **reward, "name": f"size{i}", "weight": one.weight} for i, one in shown]
+
+
 @pytest.mark.parametrize("name", one_of_each(IMAGE, FAMILIES))
 def test_a_real_config_trains_a_tiny_model_of_its_family(name: str):
-    resolved = configs.load(name)
-    resolved.table.set(("data",), dict(DIGITS), "test")
-    resolved.table.set(("evaluation", "data"), {**DIGITS, "split": "held_out"}, "test")
-    small = [*SMALL, f"policy.model=tiny:{family(resolved.config.policy.model)}"]
-    kept = ["policy.lora.rank=4"] if resolved.config.policy.lora else []
-    check_two_steps(configs.resolve(resolved.table, [*small, *kept]))
+    policy = configs.load(name).config.policy
+    kept = ["policy.lora.rank=4"] if policy.lora else []
+    trains(name, DIGITS, *SMALL, f"policy.model=tiny:{family(policy.model)}", *kept, split="held_out")
 
 
 @pytest.mark.parametrize("name", one_of_each(VIDEO, FAMILIES))
 def test_a_real_video_config_trains_a_tiny_model_of_its_family(name: str):
     """Its algorithm, rewards, LoRA, frames and dtype stay; clips are small mp4 files of digits."""
-    resolved = configs.load(name)
-    kind = "when" if resolved.config.reward[0].use in ("temporal_iou", "pseudo_span") else "which"
-    resolved.table.set(("data",), {**CLIPS, "questions": [kind]}, "test")
-    resolved.table.set(("evaluation", "data"), {**CLIPS, "questions": [kind], "split": "held_out"}, "test")
-    small = [*SMALL, f"policy.model=tiny:{family(resolved.config.policy.model)}", "policy.lora.rank=4", "policy.video.workers=0"]
-    check_two_steps(configs.resolve(resolved.table, small))
+    config = configs.load(name).config
+    clips = {**CLIPS, "questions": ["when" if config.reward[0].use in ("temporal_iou", "pseudo_span") else "which"]}
+    own = [f"policy.model=tiny:{family(config.policy.model)}", "policy.lora.rank=4", "policy.video.workers=0"]
+    trains(name, clips, *SMALL, *own, split="held_out")
 
 
 @pytest.mark.parametrize("name", one_of_each(T2I, FAMILIES))
 def test_a_real_picture_config_trains_a_tiny_pipeline_of_its_family(name: str):
     """Its algorithm, guidance, LoRA and dtype stay; size, data and rewards are small."""
-    resolved = configs.load(name)
-    resolved.table.set(("data",), dict(TEXTS), "test")
-    resolved.table.set(("evaluation", "data"), dict(TEXTS), "test")
-    rewards = [{"use": "jpeg_size", "name": f"size{i}", "weight": r.weight} for i, r in enumerate(resolved.config.reward)]
-    resolved.table.set(("reward",), rewards, "test")
-    small = [*SMALL_PICTURES, f"policy.model=tiny:{family(resolved.config.policy.model)}"]
+    config = configs.load(name).config
+    small = [*SMALL_PICTURES, f"policy.model=tiny:{family(config.policy.model)}"]
     # Its smallest side.
     small += ["policy.height=32", "policy.width=32"] if small[-1].endswith("qwen_image21") else []
-    schedule: Any = resolved.config.algorithm.algorithm.schedule
+    schedule: Any = config.algorithm.algorithm.schedule
     if schedule.num_steps == 50:
         small += ["algorithm.schedule.num_steps=4"]
         small += ["algorithm.schedule.trained_per_row=3"] if getattr(schedule, "trained_per_row", None) else []
-    check_two_steps(configs.resolve(resolved.table, small))
+    trains(name, TEXTS, *small, rewards=sizes_of(name))
 
 
 @pytest.mark.parametrize("name", one_of_each(T2V, DRAW_CLIPS))
@@ -185,20 +198,15 @@ def test_a_real_clip_config_trains_a_tiny_model_of_its_kind(name: str):
     resolved = configs.load(name)
     drawn = resolved.config.policy
     assert isinstance(drawn, FlowPolicyConfig)
-    data = first_frames() if name.startswith("i2v/") else TEXTS
-    resolved.table.set(("data",), dict(data), "test")
-    resolved.table.set(("evaluation", "data"), dict(data), "test")
-    size = {"use": "jpeg_size"} if drawn.frames == 1 else {"use": "over_frames", "frames": 2, "picture": {"use": "jpeg_size"}}
-    rewards = [{**size, "name": f"size{i}", "weight": r.weight} for i, r in enumerate(resolved.config.reward)]
-    resolved.table.set(("reward",), rewards, "test")
+    film = {} if drawn.frames == 1 else {"use": "over_frames", "frames": 2, "picture": {"use": "jpeg_size"}}
     kind = next(kind for part, kind in DRAW_CLIPS.items() if part in drawn.model)
     words = [word for word in SMALL_PICTURES if drawn.lora or not word.startswith("policy.lora")]
-    tree = ["algorithm.group_size=16", "algorithm.schedule.num_steps=10"] if "branch" in name else []
-    tokens = 512 if kind == "wan_i2v" else 12
-    given = [f"policy.frames={min(5, drawn.frames)}", "policy.height=32", "policy.width=32", f"policy.max_prompt_tokens={tokens}"]
+    words += [f"policy.frames={min(5, drawn.frames)}", "policy.height=32", "policy.width=32", f"policy.model=tiny:{kind}"]
+    words += [f"policy.max_prompt_tokens={512 if kind == 'wan_i2v' else 12}"]
+    words += ["algorithm.group_size=16", "algorithm.schedule.num_steps=10"] if "branch" in name else []
     steps = resolved.table.values["algorithm"].get("schedule", {})
-    tree += ["algorithm.schedule.num_steps=4"] if steps.get("num_steps") == 20 and "trained_per_row" not in steps else []
-    check_two_steps(configs.resolve(resolved.table, [*words, *given, *tree, f"policy.model=tiny:{kind}"]))
+    words += ["algorithm.schedule.num_steps=4"] if steps.get("num_steps") == 20 and "trained_per_row" not in steps else []
+    trains(name, first_frames() if name.startswith("i2v/") else TEXTS, *words, rewards=sizes_of(name, **film))
 
 
 def first_frames() -> dict[str, str]:
@@ -214,45 +222,30 @@ def first_frames() -> dict[str, str]:
 @pytest.mark.parametrize("name", EDIT)
 def test_a_real_edit_config_trains_a_tiny_editor_of_its_family(name: str):
     """Its algorithm, guidance, LoRA and dtype stay; size, data and rewards are small."""
-    resolved = configs.load(name)
-    resolved.table.set(("data",), dict(first_frames()), "test")
-    resolved.table.set(("evaluation", "data"), dict(first_frames()), "test")
-    resolved.table.set(("reward",), [{"use": "jpeg_size"}], "test")
-    kind = next(kind for part, kind in EDITORS.items() if part in resolved.config.policy.model)
+    kind = next(kind for part, kind in EDITORS.items() if part in configs.load(name).config.policy.model)
     sizes = ["policy.height=32", "policy.width=32", "policy.max_prompt_tokens=40"]
-    check_two_steps(configs.resolve(resolved.table, [*SMALL_PICTURES, *sizes, f"policy.model=tiny:{kind}"]))
+    trains(name, first_frames(), *SMALL_PICTURES, *sizes, f"policy.model=tiny:{kind}", rewards=[{"use": "jpeg_size"}])
 
 
 @pytest.mark.parametrize("name", T2A)
 def test_a_real_config_trains_a_tiny_model_of_sounds(name: str):
     """Its algorithm, guidance, rewards, LoRA and dtype stay; sounds are of a second, at 16 samples a second."""
-    resolved = configs.load(name)
-    wishes = {"use": "./sounds.py:load"}
     Path("sounds.py").write_text(
         "from mmrl import Prompt\n\ndef load():\n    columns = {'band': [0, 4], 'span': [0.25, 0.75]}\n"
         "    return [Prompt(str(i), text, columns=columns) for i, text in enumerate(('a hum', 'a bell'))]\n"
     )
-    resolved.table.set(("data",), dict(wishes), "test")
-    resolved.table.set(("evaluation", "data"), dict(wishes), "test")
     words = [word for word in SMALL_PICTURES if not word.startswith(("policy.height", "policy.width", "policy.max_prompt"))]
-    check_two_steps(configs.resolve(resolved.table, [*words, "policy.seconds=1.0", "policy.model=tiny:stable_audio3"]))
+    trains(name, {"use": "./sounds.py:load"}, *words, "policy.seconds=1.0", "policy.model=tiny:stable_audio3")
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[] if "gen" in one else pytest.mark.evidence) for one in WRITERS])
 def test_a_real_config_of_a_writer_trains_a_tiny_one_whose_painter_is_tiny(name: str):
     """Its algorithm, rewards and their watchers, world, LoRA and dtype stay; the eyes of rewards and the data are small."""
-    resolved = configs.load(name)
-    painter = {"model": "tiny:sd3", "num_steps": 1, "width": 32, "height": 32}
-    shown = [dict(one) for one in resolved.table.values["reward"]]
-    for one in shown:
-        one |= {"picture": {"use": "jpeg_size"}} if "picture" in one else {}
-        one |= {"painter": painter} if "painter" in one else {}
-    resolved.table.set(("reward",), shown, "test")
-    if "environment" in resolved.table.values:
-        resolved.table.set(("environment", "painter"), painter, "test")
-    for place in (("data",), ("evaluation", "data")):
-        resolved.table.set(place, dict(TEXTS), "test")
-    check_two_steps(configs.resolve(resolved.table, [*SMALL, "policy.model=tiny:qwen2_5_vl", "policy.freeze=[]"]))
+    values, painter = configs.load(name).table.values, "{model = 'tiny:sd3', num_steps = 1, width = 32, height = 32}"
+    small = {"picture": "{use = 'jpeg_size'}", "painter": painter}
+    words = [f"reward.{i}.{key}={small[key]}" for i, one in enumerate(values["reward"]) for key in small if key in one]
+    words += [f"environment.painter={painter}"] if "environment" in values else []
+    trains(name, TEXTS, *SMALL, "policy.model=tiny:qwen2_5_vl", "policy.freeze=[]", *words)
 
 
 @for_each("name", WRITERS)
@@ -272,12 +265,8 @@ def test_a_writers_config_watches_other_eyes_and_the_length(name: str):
 @pytest.mark.parametrize("name", BY_TOKENS)
 def test_a_real_config_trains_a_tiny_model_that_draws_by_tokens(name: str):
     """Its algorithm, guidance and dtype stay."""
-    resolved = configs.load(name)
-    resolved.table.set(("data",), dict(TEXTS), "test")
-    resolved.table.set(("evaluation", "data"), dict(TEXTS), "test")
-    resolved.table.set(("reward",), [{"use": "jpeg_size"}], "test")
     plan = ["policy.plan.max_new_tokens=8"] if "t2i_r1" in name else []
-    check_two_steps(configs.resolve(resolved.table, [*SMALL[:-1], *plan, "policy.model=tiny:janus"]))
+    trains(name, TEXTS, *SMALL[:-1], *plan, "policy.model=tiny:janus", rewards=[{"use": "jpeg_size"}])
 
 
 @pytest.mark.parametrize("name", ["tiny/image", "tiny/clips", "tiny/flow", "tiny/token_image"])
@@ -294,3 +283,32 @@ def check_two_steps(resolved: Resolved) -> None:
         assert math.isfinite(metrics["policy/grad_norm"])
     assert job.evaluator is not None
     assert math.isfinite(job.evaluator.run(2)[0]["eval/total"])
+
+
+def size_in(name: str) -> int:
+    """GB in a config's name."""
+    return int(name.removesuffix("gb").rpartition("_")[2])
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_adapters_train_beside_4_bits_of_a_model_that_can_be_planned(name: str):
+    config = configs.load(name).config
+    policy, head = config.policy, (shipped_folder("configs") / f"{name}.toml").read_text().splitlines()[0]
+    assert not isinstance(policy, CodePolicyConfig)
+    assert (policy.weights, policy.dtype) == ("nf4", "bfloat16") and policy.lora is not None and policy.gradient_checkpointing
+    assert settings_of(config) is not None and f"one {size_in(name)} GB card" in head
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("name", CARDS)
+def test_it_fits_its_card(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
+    is_flow = isinstance(configs.load(name).config.policy, FlowPolicyConfig)
+    Image.new("RGB", (640, 480)).save(tmp_path / "a.png")
+    row = {"image": "a.png", "question": QUESTION, "box": [10, 20, 200, 180]}
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({**row, "id": str(i)}) for i in range(8)))
+    data = TEXTS if is_flow else {"use": "grounding_jsonl", "path": str(tmp_path / "rows.jsonl")}
+    resolved = configs.load(name)
+    resolved.table.set(("data",), dict(data), "test")
+    made = draw_up(configs.resolve(resolved.table, ["evaluation={}", "evaluate_every=0"]), on_card=True)
+    assert advice(made.memory, int(size_in(name) * 0.98 * GIB), is_text=not is_flow) is None

@@ -14,19 +14,13 @@ from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.stages import stages_of
 from mmrl.app.modality.base import PolicyNeeds
-from mmrl.app.modality.registry import PolicyConfig, modality_of
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run import build as building
 from mmrl.app.run.beforehand import check_axes
 from mmrl.app.run.build import build, with_local_model
-from mmrl.core.protocols import Policy
 from mmrl.policies.flow import loading
 from tests.refusals.table import TABLES, Refusal, refusals
-
-
-def policy_of(config: PolicyConfig) -> Policy:
-    return modality_of(config).build(config, PolicyNeeds(frozenset()))
-
 
 REFUSE: dict[str, Callable[[Resolved], object]] = {
     "load": lambda resolved: resolved,
