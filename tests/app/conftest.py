@@ -4,6 +4,7 @@ import pytest
 
 from mmrl.app.config import run as configs
 from mmrl.app.run import build as building
+from mmrl.policies.flow import loading
 from mmrl.policies.shared.dry_run import DryRun
 from tests.support.flow_runs import Make
 
@@ -17,7 +18,8 @@ def make(empty_desk: None) -> Make:
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a model is a failure of the test."""
-    monkeypatch.setattr(building, "policy_of_run", lambda *_: pytest.fail("the model was loaded"))
+    for place, name in ((building, "policy_of_run"), (loading, "load_pipeline")):
+        monkeypatch.setattr(place, name, lambda *_: pytest.fail("the model was loaded"))
 
 
 @pytest.fixture

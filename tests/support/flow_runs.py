@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.run.build import Job
+from mmrl.lab.models import tiny_model
 from tests.support.trainers import weights
 
 Make = Callable[..., Resolved]
@@ -61,6 +64,16 @@ def train_steps(job: Job, count: int = 1) -> list[dict[str, float]]:
     assert all(math.isfinite(one[name]) for one in metrics for name in ("loss", "policy/grad_norm"))
     assert not torch.equal(before, weights(job))
     return metrics
+
+
+def loaded_by_card(folder: Path, *models: str) -> Any:
+    """The pipeline that the code on an export's card loads; tiny models on it are looked up."""
+    code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0].replace("THIS_FOLDER", str(folder))
+    for model in models:
+        code = code.replace(model, str(tiny_model(model, "flow")))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names["pipeline"]
 
 
 def of_family(family: str) -> list[str]:

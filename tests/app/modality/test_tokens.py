@@ -1,4 +1,4 @@
-"""Models of tokens through the commands: what they are taught to write, a run without pictures, and runs that draw pictures."""
+"""Models of tokens through the commands: taught by lines or by teachers, in runs without pictures, and in runs that draw them."""
 
 import json
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ import mmrl
 from mmrl.algorithms.kinds import KINDS
 from mmrl.algorithms.planners.taught import Taught
 from mmrl.app.commands.check import CheckLines, look_at_demonstrations
-from mmrl.app.commands.train import TrainArguments, run_training, train
+from mmrl.app.commands.train import TrainArguments, run_job, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.config.stages import stages_of
 from mmrl.app.config.tasks import one_line
 from mmrl.app.export.export import export
 from mmrl.app.modality.registry import modality_of
@@ -24,13 +25,21 @@ from mmrl.app.modality.taught import bind_taught, processor_of, sizes_seen
 from mmrl.app.planning.plan import draw_up
 from mmrl.app.plugins.lab import small_models
 from mmrl.app.plugins.resolve import load
+from mmrl.app.report.page import write_report
+from mmrl.app.run import build as building
 from mmrl.app.run.build import build
-from mmrl.app.run.folder import RunDir
-from mmrl.core.types import Group, Prompt, Sample
+from mmrl.app.run.folder import RunDir, read_lines
+from mmrl.app.run.revive import revive
+from mmrl.core.types import Group, Prompt, Request, Sample
+from mmrl.lab.tiny.text import vlms
+from mmrl.policies.codes.policy import CodePolicy
+from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.dry_run import LOGITS
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.each import for_each
+from tests.support.fake_engines import engines
 
 BOX, WIDE = [100, 60, 500, 420], [8, 8, 632, 472]
 LLAMA_FACTORY = [
@@ -54,8 +63,7 @@ SWIFT = [
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(empty_desk: None, tmp_path: Path) -> Path:
     Image.new("RGB", (640, 480), "white").save("a.png")
     for name, rows in (("lf.jsonl", LLAMA_FACTORY), ("swift.jsonl", SWIFT)):
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -167,12 +175,18 @@ def small(*words: str) -> Resolved:
     return configs.load(NAME, words)
 
 
-def test_a_run_shows_pictures_goes_on_exactly_and_is_exported(tmp_path: Path):
-    whole = run_training(small(*TWO, f"output={tmp_path / 'whole'}"))
-    half = run_training(small(*TWO, "steps=1", f"output={tmp_path / 'half'}"))
+def resumed_exactly(folder: Path, *words: str) -> RunDir:
+    """A run of two steps, which one that was resumed after the first equals in every weight."""
+    whole = run_training(small(*TWO, *words, f"output={folder / 'whole'}"))
+    half = run_training(small(*TWO, *words, "steps=1", f"output={folder / 'half'}"))
     train(TrainArguments(["steps=2"], resume=half.path))
     found = [Checkpoints(run.checkpoints).load(2)["policy"]["weights"] for run in (whole, RunDir.open(half.path))]
     assert found[0] and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    return whole
+
+
+def test_a_run_shows_pictures_goes_on_exactly_and_is_exported(tmp_path: Path):
+    whole = resumed_exactly(tmp_path)
     assert {Image.open(file).size for file in whole.path.rglob("*.png")} == {(8, 8)}
     assert "data:image/png" in (whole.path / "report.html").read_text()
     for merge in (False, True):
@@ -189,11 +203,7 @@ PLAN = 'policy.plan={max_new_tokens=5,ask="{prompt}?",draw="{prompt}: {plan}"}'
 
 
 def test_a_run_that_plans_goes_on_exactly_and_shows_its_plans(tmp_path: Path):
-    whole = run_training(small(*TWO, PLAN, f"output={tmp_path / 'whole'}"))
-    half = run_training(small(*TWO, PLAN, "steps=1", f"output={tmp_path / 'half'}"))
-    train(TrainArguments(["steps=2"], resume=half.path))
-    found = [Checkpoints(run.checkpoints).load(2)["policy"]["weights"] for run in (whole, RunDir.open(half.path))]
-    assert found[0] and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    whole = resumed_exactly(tmp_path, PLAN)
     [line, *_] = map(json.loads, (whole.path / "samples" / "train-000002.jsonl").read_text().splitlines())
     assert line["completion"] and line["image"]["file"] and '<pre class="said">' in (whole.path / "report.html").read_text()
     export(whole.path, tmp_path / "out", merge=True)
@@ -204,10 +214,6 @@ def test_a_run_that_plans_goes_on_exactly_and_shows_its_plans(tmp_path: Path):
 
 def codes(policy: object) -> torch.Tensor:
     """Greedy codes of a prompt."""
-    from mmrl.core.types import Prompt, Request
-    from mmrl.policies.codes.policy import CodePolicy
-    from mmrl.policies.text.settings import Sampling
-
     assert isinstance(policy, CodePolicy)
     [group] = policy.rollout([Request(Prompt("a", "a red fox"), 1, 0)], Sampling(temperature=0.0)).groups
     return torch.tensor(group.samples[0].token_ids)
@@ -251,11 +257,6 @@ def test_pairs_of_pictures_teach_what_people_prefer(tmp_path: Path):
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_an_outline_longer_than_the_model_is_refused():
-    with pytest.raises(ValueError, match=r"policy.plan.max_new_tokens is 500, and the model has 496 positions"):
-        build(small("policy.plan.max_new_tokens=500"))
-
-
 QUESTIONS = '{{"prompt": "What is {0} + 2?", "answer": {1}}}\n'
 
 
@@ -272,17 +273,9 @@ def test_questions_train_a_language_model_which_transformers_loads(tmp_path: Pat
 
     policy = {"model": "tiny:qwen3", "sampling": {"max_new_tokens": 8}, "lora": {"rank": 4}}
     algorithm = replace(mmrl.presets["dr_grpo"], group_size=8, minibatches=1)
+    settings: dict[str, Any] = {"steps": 2, "prompts_per_step": 3, "optimizer": {"lr": 1e-2}}
     data = {"use": "prompts", "path": str(file)}
-    run = mmrl.fit(
-        policy,
-        algorithm,
-        rewards=[early],
-        prompts=data,
-        output=tmp_path / "run",
-        steps=2,
-        prompts_per_step=3,
-        optimizer={"lr": 1e-2},
-    )
+    run = mmrl.fit(policy, algorithm, rewards=[early], prompts=data, output=tmp_path / "run", **settings)
     assert run.is_finished and set(seen) <= {2, 3, 4, 5, 6, 7}
     moved = [weight for name, weight in run.policy.net.named_parameters() if "lora_B" in name]  # type: ignore[attr-defined] - a text policy's
     assert moved and all(bool(weight.any()) for weight in moved)
@@ -299,3 +292,98 @@ def test_questions_train_a_language_model_which_transformers_loads(tmp_path: Pat
     for merge in (False, True):
         card = (tmp_path / f"out-{merge}" / "README.md").read_text()
         assert "AutoModelForCausalLM" in card and "pipeline_tag: text-generation" in card
+
+
+STAGES = (
+    'stage=[{kind = "sft", steps = 1}, {kind = "rl", steps = 1}, {kind = "rl", steps = 1, data = {use = "./mine.py"}, '
+    'algorithm = {preset = "opd", group_size = 2}}]'
+)
+MINE = """
+from PIL import Image
+from mmrl import Prompt
+
+def load(size: int = 8):
+    shown = [Image.new("RGB", (64, 64), (20 * i, 0, 0)) for i in range(size)]
+    return [Prompt(str(i), "Where?", (picture,), columns={"teacher": 'ab'[i % 2]}) for i, picture in enumerate(shown)]
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A chain whose last stage follows two teachers, each for its prompts."""
+    folder = tmp_path_factory.mktemp("taught")
+    other = vlms.build("qwen3_vl", folder / "other", seed=1)
+    teachers = [f"{{name = 'a', model = '{other}', dtype = 'float32'}}", "{name = 'b', model = 'tiny:qwen3_vl', weights = 'nf4'}"]
+    (folder / "mine.py").write_text(MINE)
+    words = [f"policy.teachers=[{', '.join(teachers)}]", STAGES, "evaluate_every=0", "evaluation.num_prompts=0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        made, _ = run_job(configs.load("tiny/cold_start", [*words, f"output={str(folder / 'run')!r}"]))
+    return made
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("fault", ["crop", "teacher"])
+def test_all_prompts_are_looked_at_before_weights_load(fault: str, monkeypatch: pytest.MonkeyPatch):
+    column = {"crop": "('/gone.png' if i else picture)", "teacher": "'ab'[i % 2]"}[fault]
+    Path("mine.py").write_text(MINE.replace("'ab'[i % 2]", column).replace('"teacher"', repr(fault)))
+    monkeypatch.setattr(building, "LOOK", 1)
+    teachers = "policy.teachers=[{name = 'a', model = 'tiny:qwen3_vl'}, {name = 'c', model = 'tiny:qwen3_vl'}]"
+    words = {"crop": ["algorithm.preset=vision_opd"], "teacher": ["algorithm.preset=opd", teachers]}[fault]
+    with pytest.raises(ValueError, match=r"prompt '1' (has '/gone\.png' in the column 'crop'|names the teacher 'b')"):
+        building.build(configs.load("tiny/image", [*words, "data={use = './mine.py'}", "evaluation.num_prompts=0"]))
+
+
+def test_each_teacher_has_a_curve(run: RunDir):
+    last = read_lines(run.metrics_file).lines[-1]
+    assert 0 < last["teacher/agreement/a"] < 1 and 0 < last["teacher/agreement/b"] < 1 and last["run/stage"] == 3
+    page = write_report(run.path).read_text()
+    assert all(f"Agreement with {who}" in page for who in ("the teacher", "a", "b"))
+
+
+def test_teachers_are_in_no_checkpoint_and_no_export_and_answer_nothing(run: RunDir, tmp_path: Path):
+    export(run.path, tmp_path / "out")
+    assert not any("teacher" in file.name for file in (tmp_path / "out").rglob("*"))
+    policy = revive(configs.load(str(run.path / "config.toml")).config, None, None, frozenset())
+    assert isinstance(policy, TextPolicy) and not policy.teachers.others and not policy.config.teachers
+
+
+def test_their_weights_and_reads_are_planned(run: RunDir, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(run.path.parent)
+    plan = draw_up(stages_of(configs.load(str(run.path / "config.toml")))[2].resolved)
+    stays = plan.memory.stays
+    assert stays["weights in float32"] < stays["models of teachers"] < 2 * stays["weights in float32"]
+    assert plan.readings == ["states of teacher, at every update"] and plan.usual.counts["read"].passes == 2
+
+
+def test_every_kind_of_teacher_stands_in_a_chain(tmp_path: Path):
+    """A reference is what the stage before ended with, and so is an average at first."""
+    model = vlms.build("qwen3_vl", tmp_path / "model", seed=0)
+    other = vlms.build("qwen3_vl", tmp_path / "other", seed=1)
+    taught = TextPolicy(TextPolicyConfig(str(model), lora=LoraSettings(rank=2)))
+    with torch.no_grad():
+        for weight in taught.parameters():
+            weight.fill_(0.05)
+    taught.save(tmp_path / "taught")
+    (tmp_path / "mine.py").write_text(MINE.replace("'ab'[i % 2]", "'abc'[i % 3]").replace("size: int = 8", "size: int = 3"))
+    sampled = "{kind = 'FollowTeacher', form = 'sampled', beta = 1.0, model = '%s'}"
+    terms = ", ".join(sampled % one for one in ("teacher", "ref", "ema"))
+    terms += ", {kind = 'FollowTeacher', model = 'policy', view = {column = 'teacher'}}"
+    opd = f"{{preset = 'opd', group_size = 2, ema_decay = {{kind = 'SteadyDecay', decay = 0.7}}, objective = [{terms}]}}"
+    own = f"steps = 2, prompts_per_step = 3, data = {{use = './mine.py'}}, algorithm = {opd}"
+    stages = f"stage=[{{kind = 'rl', steps = 2}}, {{kind = 'rl', {own}}}]"
+    with engines(str(other)) as (far,):
+        teachers = ", ".join(
+            [
+                f"{{name = 'a', model = '{other}', dtype = 'float32'}}",
+                f"{{name = 'b', adapter = '{tmp_path / 'taught'}'}}",
+                f"{{name = 'c', model = '{other}', url = ['{far.url}'], timeout_s = 60.0}}",
+            ]
+        )
+        words = [f"policy.model={model}", f"policy.teachers=[{teachers}]", stages, "policy.lora.rank=2"]
+        words += ["evaluation.num_prompts=0", "evaluate_every=0", "optimizer.lr=0.05", "output='run'"]
+        made, _ = run_job(configs.load("tiny/cold_start", words))
+    first, last = read_lines(made.metrics_file).lines[2:]
+    assert first["run/stage"] == 2 and first["teacher/kl/ref"] == first["teacher/kl/ema"] == 0
+    kinds = ("teacher/a", "teacher/b", "teacher/c", "ref", "ema", "policy")
+    assert all(last[f"teacher/kl/{kind}"] > 1e-3 for kind in kinds)

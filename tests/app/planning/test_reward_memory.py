@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from mmrl.app.commands import plan
-from mmrl.app.commands import plan as planning
 from mmrl.app.commands.options import PlanArguments
-from mmrl.app.commands.plan import not_counted
-from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins, worlds_of
 from mmrl.app.config.run import Resolved, load
 from mmrl.app.config.tasks import one_line
@@ -40,6 +37,8 @@ from mmrl.app.planning.memory import (
     without_server,
 )
 from mmrl.app.planning.plan import Plan, draw_up
+from mmrl.app.plugins.resolve import listing
+from mmrl.app.plugins.resolve import load as load_plug_in
 from mmrl.app.run.build import build
 from mmrl.policies.shared.dry_run import size_of
 from mmrl.runtime.sandbox import lock
@@ -94,9 +93,14 @@ REWARDS = (
 )
 
 
-def test_equal_models_count_once_and_each_where_it_is_held(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def own(empty_desk: None) -> None:
+    """A reward of one's own."""
     Path("own.py").write_text("def own(group):\n    return [0.0 for _ in group.samples]\n")
+
+
+@pytest.mark.usefixtures("own")
+def test_equal_models_count_once_and_each_where_it_is_held(make: Make):
     resolved = make(f"reward={REWARDS}")
     card, machine = reward_memory(resolved, on_card=True), reward_memory(resolved, on_card=False)
     pick, clip = "reward pick_score: yuvalkirstain/PickScore_v1", "reward clip_score: openai/clip-vit-large-patch14"
@@ -112,35 +116,31 @@ def test_rewards_inside_rewards_and_of_the_evaluation_count(make: Make):
     assert found.unknown == ("openai/clip-vit-large-patch14 of reward clip_score, on cuda:1",)
 
 
-def test_a_plan_adds_them_and_says_what_is_missing(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text("def own(group):\n    return [0.0 for _ in group.samples]\n")
-    without, with_them = (
-        draw_up(make(words), on_card=True) for words in ("seed=0", "reward=[{use='pick_score'}, {use='./own.py'}]")
-    )
+@pytest.mark.usefixtures("own")
+def test_a_plan_adds_them_and_says_what_is_missing(make: Make):
+    words = ("seed=0", "reward=[{use='pick_score'}, {use='./own.py'}]")
+    without, with_them = (draw_up(make(word), on_card=True) for word in words)
     assert with_them.memory.peak - without.memory.peak == 2 * PICK
-    assert not_counted(without) == ["activations of text encoders"]
-    assert not_counted(with_them)[0].startswith("what ./own.py may load")
+    assert plan.not_counted(without) == ["activations of text encoders"]
+    assert plan.not_counted(with_them)[0].startswith("what ./own.py may load")
 
 
 def test_shipped_rewards_that_hold_models_say_so():
-    from mmrl.app.plugins.resolve import listing, load
-
-    holding = {one.name for one in listing("rewards") if "hold(" in (text := one.file.read_text()) or "encoder_of(" in text}
-    holding |= {one.name for one in listing("rewards") if "    device: str = " in one.file.read_text()}
+    texts = {one.name: one.file.read_text() for one in listing("rewards")}
+    signs = ("hold(", "encoder_of(", "    device: str = ")
+    holding = [name for name, text in texts.items() if any(sign in text for sign in signs)]
     assert len(holding) >= 9
-    assert [name for name in sorted(holding) if not hasattr(load(name, "rewards"), "models")] == []
+    assert [name for name in holding if not hasattr(load_plug_in(name, "rewards"), "models")] == []
 
 
 def test_sandboxes_of_episodes_are_counted_and_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lock, "missing", lambda: "")
     tools = ["environment.use=tools", 'environment.tools=["python"]', "environment.memory=100", "algorithm.group_size=4"]
-    resolved = configs.load("tiny/image", [*tools, "prompts_per_step=8", "evaluation.num_samples=1"])
+    resolved = load("tiny/image", [*tools, "prompts_per_step=8", "evaluation.num_samples=1"])
     (name,), (size,) = zip(*sandbox_memory(resolved, 2).items(), strict=True)
     assert name == "sandboxes of 32 episodes, at most" and size == 32 * ((100 << 20) + OWN_BYTES)
-    assert sandbox_memory(configs.load("tiny/image", ["environment.use=zoom"]), 1) == {}
-    assert sandbox_memory(configs.load("tiny/image"), 1) == {}
-    many = configs.load("tiny/image", [*tools, f"prompts_per_step={MOST}"])
+    assert sandbox_memory(load("tiny/image", ["environment.use=zoom"]), 1) == sandbox_memory(load("tiny/image"), 1) == {}
+    many = load("tiny/image", [*tools, f"prompts_per_step={MOST}"])
     with pytest.raises(ValueError, match=r"a sandbox for each of 1024 episodes at a time, and a process may run 256: lower"):
         worlds_of(many.config, read_plug_ins(many), (), "norm1000")
 
@@ -166,14 +166,12 @@ def test_a_server_takes_its_share_or_the_whole_model_and_its_cache():
     assert without_server(asleep) == without_server(beside(16, "policy.engine={}")) == ALONE
 
 
-@pytest.mark.parametrize("words", [(), ("policy.engine={devices = '1'}",), ("policy.engine={url = ['http://127.0.0.1:9']}",)])
+ELSEWHERE = ("policy.engine={devices = '1'}", "policy.engine={url = ['http://127.0.0.1:9']}")
+
+
+@pytest.mark.parametrize("words", [(), *((word,) for word in ELSEWHERE), ("policy.engine={}", "cluster={engines = 1}")])
 def test_servers_on_other_cards_take_nothing(words: tuple[str, ...]):
     assert beside(16, *words) == ALONE
-
-
-def test_servers_that_launch_starts_have_cards_of_their_own():
-    config = configs.load("tiny/image", ["policy.engine={}", "cluster={engines = 1}"]).config
-    assert add_server(ALONE, config, 16 * GIB) == ALONE
 
 
 def test_a_share_that_does_not_hold_the_model_is_refused_with_both_numbers():
@@ -215,7 +213,7 @@ def told(name: str) -> int:
 @pytest.mark.parametrize("words", [["policy.lora.rank=2"], ["checkpoint.asynchronous=false"]])
 def test_a_plan_counts_what_lies_beside_a_card(words: list[str]):
     before = resident_now()
-    memory = planning.draw_up(configs.load("tiny/image", [*TEXT, "steps=4", "save_every=2", *words])).memory
+    memory = draw_up(load("tiny/image", [*TEXT, "steps=4", "save_every=2", *words])).memory
     assert 100 * 2**20 < memory.host[LIBRARIES] <= told("VmHWM")
     assert memory.host[LIBRARIES] >= before // 2
     shadows = sum("kept beside" in name for name in memory.stays)
@@ -226,11 +224,9 @@ def test_a_plan_counts_what_lies_beside_a_card(words: list[str]):
 
 
 def test_a_copy_counts_beside_sampling_where_steps_follow_it_and_else_instead_of_the_largest_phase():
-    config = configs.load("tiny/image", [*TEXT, "steps=4"]).config
-    config = replace(config, save_minutes=0.0)
-    assert [overlap(50, 0, {"update": 30, "read": 20}, replace(config, save_every=every)) for every in (0, 1, 3, 4, 9)] == [
-        *(30, 10, 10, 30, 30)
-    ]
+    config = replace(load("tiny/image", [*TEXT, "steps=4"]).config, save_minutes=0.0)
+    every = [overlap(50, 0, {"update": 30, "read": 20}, replace(config, save_every=steps)) for steps in (0, 1, 3, 4, 9)]
+    assert every == [30, 10, 10, 30, 30]
     assert overlap(25, 0, {"update": 30}, config) == 25
     by_time = [overlap(25, 0, {"update": 30}, replace(config, save_minutes=10.0, steps=steps)) for steps in (1, 2)]
     assert by_time == [25, 25], "the clock may ask for a checkpoint after any step, and the last one is followed by none"
@@ -243,11 +239,11 @@ def test_a_copy_counts_beside_sampling_where_steps_follow_it_and_else_instead_of
 
 
 def test_with_a_card_the_sum_is_that_of_the_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    made = planning.draw_up(configs.load("tiny/image", TEXT))
-    monkeypatch.setattr(planning, "draw_up", lambda *_, **__: made)
+    made = draw_up(load("tiny/image", TEXT))
+    monkeypatch.setattr(plan, "draw_up", lambda *_, **__: made)
     sums: list[str] = []
     for card in (None, "24GB"):
-        assert planning.plan(PlanArguments(["tiny/image", *TEXT], card=card))
+        assert plan.plan(PlanArguments(["tiny/image", *TEXT], card=card))
         [line] = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("at most")]
         sums.append(line.split("at most")[1].strip())
     assert sums == [size_text(made.memory.resident), size_text(made.memory.peak + CONTEXT)]
@@ -284,30 +280,23 @@ def test_samplers_that_share_the_trainers_card_are_counted_there(made: Plan):
 
 
 def test_a_plan_says_it(capsys: pytest.CaptureFixture[str]):
-    assert plan.plan(PlanArguments(["tiny/flow", *WORDS], card="24GB"))
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("gradients") == 1 and "memory of a sampler, on a card of its own" in said
-    assert not plan.plan(PlanArguments(["tiny/flow", *WORDS, "cluster.samplers_share=true"], card="1.2GB"))
-    assert "2 sampler(s) that share it" in capsys.readouterr().out
-    plan.plan(PlanArguments(["tiny/flow", *WORDS], card="24GB", as_json=True))
-    sampler = json.loads(capsys.readouterr().out)["sampler"]
+    def said(*words: str, card: str = "24GB", fits: bool = True, **more: bool) -> str:
+        assert plan.plan(PlanArguments(["tiny/flow", *words], card=card, **more)) == fits
+        return capsys.readouterr().out
+
+    own = " ".join(said(*WORDS).split())
+    assert own.count("gradients") == 1 and "memory of a sampler, on a card of its own" in own
+    assert "2 sampler(s) that share it" in said(*WORDS, "cluster.samplers_share=true", card="1.2GB", fits=False)
+    sampler = json.loads(said(*WORDS, as_json=True))["sampler"]
     assert 0 < sampler["peak"] < GIB and "gradients" not in sampler["stays"]
-    plan.plan(PlanArguments(["tiny/flow"], card="24GB"))
-    assert "sampler" not in capsys.readouterr().out
+    assert "sampler" not in said()
 
 
 @pytest.mark.parametrize(
     ("card", "gib"),
     [
-        ("RTX 4090", 24 * 0.98),
-        ("nvidia geforce rtx 4090", 24 * 0.98),
-        ("T4", 15),
-        ("Tesla T4", 15),
-        ("A100-40", 40 * 0.98),
-        ("a100 80GB", 80 * 0.98),
-        ("H100-80", 80 * 0.98),
-        ("rtx4060ti-16gb", 16 * 0.98),
-        ("H200", 141 * 0.98),
+        *(("RTX 4090", 24 * 0.98), ("nvidia geforce rtx 4090", 24 * 0.98), ("T4", 15), ("Tesla T4", 15), ("A100-40", 40 * 0.98)),
+        *(("a100 80GB", 80 * 0.98), ("H100-80", 80 * 0.98), ("rtx4060ti-16gb", 16 * 0.98), ("H200", 141 * 0.98)),
     ],
 )
 def test_a_card_is_known_by_its_name(card: str, gib: float, caplog: pytest.LogCaptureFixture):
@@ -343,7 +332,7 @@ def test_every_name_in_the_table_is_found():
 @pytest.mark.usefixtures("empty_desk")
 def test_copies_on_the_cpu_leave_the_card_and_are_told_of_the_host():
     words, kept = ["algorithm.preset=grpo", "data.size=8"], "weights kept beside: ref"
-    near, far = (draw_up(configs.load("tiny/image", [*words, f"policy.copies_on={at}"])).memory for at in ("device", "cpu"))
+    near, far = (draw_up(load("tiny/image", [*words, f"policy.copies_on={at}"])).memory for at in ("device", "cpu"))
     size = near.stays[kept]
     assert size > 0 and kept not in far.stays and kept not in near.host
     assert far.host[kept] == size
