@@ -36,7 +36,7 @@ from mmrl.runtime.net import offline
 from mmrl.training.callbacks import Examples
 from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
 from tests.policies.text.families.test_hearing import GEMMA, MOE, THINKER, whole
-from tests.support.flow_runs import Make
+from tests.support.flow_runs import Make, loaded_by_card
 from tests.support.hub import TOKEN, Hub, small_hub
 from tests.support.text_policies import LATE, make
 
@@ -85,7 +85,7 @@ def run_of(base: Path, tmp_path: Path) -> Callable[[bool], tuple[RunDir, dict[in
 
 @torch.no_grad()
 def logits_of(model: Any) -> torch.Tensor:
-    return model.eval()(input_ids=IDS).logits.float()
+    return model.eval()(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits.float()
 
 
 def loaded(folder: Path) -> Any:
@@ -118,9 +118,8 @@ def test_an_adapter_loads_in_peft_and_in_transformers_and_merged_weights_need_ne
 
 def test_the_card_tells_method_reward_base_and_the_figures_of_its_step(run_of: Any, tmp_path: Path) -> None:
     run, _ = run_of(lora=True)
-    for step, value in ((0, 0.25), (5, 0.75)):
-        scores = Scores(("iou",), torch.tensor([[value]]), torch.zeros(1, 1, dtype=torch.long), torch.ones(1))
-        JsonlTracker(run).write(step, Examples([Group(0, Prompt("p", "?"), (Sample(text="a"),))], scores), "eval")
+    evaluated(run, 0, "p", 0.25)
+    evaluated(run, 5, "p", 0.75)
     card = (export(run.path, tmp_path / "out") / "README.md").read_text()
     assert "- method: grpo, step 5 of 5, 4 prompts a step" in card and "- rewards: iou (weight 0.5)" in card
     assert "- base model: tiny-qwen\n" in card and "library_name: peft" in card and str(tmp_path) not in card
@@ -173,10 +172,10 @@ def test_words_for_a_model_that_begin_with_a_slash_stay_as_they_are(tmp_path: Pa
 
 def test_nothing_is_overwritten_and_nothing_half_written_stays(run_of: Any, tmp_path: Path) -> None:
     run, _ = run_of(lora=True)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    (full := tmp_path / "full").mkdir()
+    (full / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="full is not empty: give a new folder"):
-        export(run.path, tmp_path / "full")
+        export(run.path, full)
     with pytest.raises(CheckpointError, match="step-4"):
         export(run.path, tmp_path / "out", step=4)
     manifest = run.checkpoints / "step-5" / "manifest.json"
@@ -209,9 +208,8 @@ WORDS = ("steps=1", "output=run", "policy.lora.rank=2", "policy.lora.alpha=6", "
 def pipeline_from(family: str) -> Any:
     from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-    base = tiny_model(f"tiny:{family}", "flow")
     absent = {"text_encoder_3": None, "tokenizer_3": None} if family == "sd3" else {}
-    return DiffusionPipeline.from_pretrained(base, **absent)
+    return DiffusionPipeline.from_pretrained(tiny_model(f"tiny:{family}", "flow"), **absent)
 
 
 def added(family: str, load: Callable[[Any], object]) -> dict[str, torch.Tensor]:
@@ -248,25 +246,30 @@ def test_no_program_needs_the_metadata_to_apply_an_adapter_in_full(trained: Any,
     run = trained("sd3")
     out, merged = export(run.path, tmp_path / "out"), export(run.path, tmp_path / "merged", merge=True)
     by_diffusers = added("sd3", lambda pipeline: pipeline.load_lora_weights(out))
-    bare = tmp_path / "bare"
-    bare.mkdir()
+    (bare := tmp_path / "bare").mkdir()
     save_file(load_file(out / WEIGHTS), bare / WEIGHTS)
     assert_same(by_diffusers, added("sd3", lambda pipeline: pipeline.load_lora_weights(bare)))
     whole = type(network(pipeline_from("sd3"))).from_pretrained(merged / "transformer")
     assert_same(by_diffusers, differences(network(pipeline_from("sd3")), whole))
+    assert_pictures_shown(out, run)
 
 
-def test_the_card_of_an_adapter_for_peft_loads_it(trained: Any, tmp_path: Path) -> None:
+def test_the_card_of_an_adapter_for_peft_loads_it_and_forms_that_a_model_has_not_are_refused(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These before it is loaded."""
     run = trained("sd3")
     out = export(run.path, tmp_path / "peft", form="peft")
     assert sorted(file.name for file in out.glob("*.safetensors")) == ["adapter_model.safetensors"]
-    base = tiny_model("tiny:sd3", "flow")
-    code = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    names: dict[str, Any] = {}
-    exec(code.replace("THIS_FOLDER", str(out)).replace("tiny:sd3", str(base)), names)
-    whole = names["pipeline"].transformer.merge_and_unload()
-    plain = export(run.path, tmp_path / "out")
+    whole = loaded_by_card(out, "tiny:sd3").transformer.merge_and_unload()
+    plain = export(run.path, tmp_path / "plain")
     assert_same(differences(network(pipeline_from("sd3")), whole), added("sd3", lambda pipe: pipe.load_lora_weights(plain)))
+    monkeypatch.setattr("mmrl.app.export.export.revive", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(ValueError, match="--form kohya writes the names of Stable Diffusion's UNet"):
+        export(run.path, tmp_path / "out", form="kohya")
+    with pytest.raises(ValueError, match=r"--form peft is about adapters.*leave --form out"):
+        export(run.path, tmp_path / "out", merge=True, form="peft")
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_kohyas_names_and_alphas_mean_the_same(trained: Any, tmp_path: Path) -> None:
@@ -281,19 +284,8 @@ def test_kohyas_names_and_alphas_mean_the_same(trained: Any, tmp_path: Path) -> 
     assert_same(*(added("sd15", load) for load in loads))
 
 
-def test_forms_that_a_model_has_not_are_refused_before_it_is_loaded(trained: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    run = trained("sd3")
-    monkeypatch.setattr("mmrl.app.export.export.revive", lambda *_: pytest.fail("weights were loaded"))
-    with pytest.raises(ValueError, match="--form kohya writes the names of Stable Diffusion's UNet"):
-        export(run.path, tmp_path / "out", form="kohya")
-    with pytest.raises(ValueError, match=r"--form peft is about adapters.*leave --form out"):
-        export(run.path, tmp_path / "out", merge=True, form="peft")
-    assert not list(tmp_path.glob("out*"))
-
-
-def test_the_card_shows_the_first_held_out_pictures(trained: Any, tmp_path: Path) -> None:
-    run = trained("sd3")
-    out = export(run.path, tmp_path / "out")
+def assert_pictures_shown(out: Path, run: RunDir) -> None:
+    """The card shows the first held-out pictures."""
     card = (out / "README.md").read_text().partition("## Pictures")[2]
     lines = [json.loads(line) for line in run.samples_file("eval", 1).read_text().splitlines()]
     assert "The first 2 held-out prompts at step 1" in card
@@ -302,19 +294,6 @@ def test_the_card_shows_the_first_held_out_pictures(trained: Any, tmp_path: Path
         Image.open(out / "samples" / f"{i}.png").verify()
 
 
-PUSHED = """steps = 1
-prompts_per_step = 4
-[algorithm]
-preset = "dr_grpo"
-minibatches = 1
-[policy]
-model = "{model}"
-[data]
-use = "grounding_jsonl"
-path = "/home/somebody/boxes.jsonl"
-[[reward]]
-use = "iou"
-"""
 NAME = "me/my-model"
 
 
@@ -337,23 +316,21 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "out"
-    made.mkdir()
-    (made / "README.md").write_text("---\nlibrary_name: peft\n---\n# mine\n")
-    (made / "model.safetensors").write_bytes(bytes(range(256)) * 20)
-    (made / "part").mkdir()
-    (made / "part" / "config.json").write_text("{}")
-    return made
+    (made := tmp_path / "out" / "part").mkdir(parents=True)
+    (made / "config.json").write_text("{}")
+    (made.parent / "README.md").write_text("---\nlibrary_name: peft\n---\n# mine\n")
+    (made.parent / "model.safetensors").write_bytes(bytes(range(256)) * 20)
+    return made.parent
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_the_command_says_what_it_pushes_and_pushes_that(tmp_path: Path) -> None:
-    base = build("qwen3_vl", tmp_path / "tiny-qwen")
+def test_the_command_says_what_it_pushes_and_pushes_that(base: Path, tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run")
-    run.config_file.write_text(PUSHED.format(model=base))
+    place = 'use = "grounding_jsonl"\npath = "/home/somebody/boxes.jsonl"'
+    run.config_file.write_text(CONFIG.format(model=base, lora="").replace('use = "grounding_jsonl"', place))
     policy = revive(load(str(run.config_file)).config, None, None)
     Checkpoints(run.checkpoints).save(1, {"index": 1, "policy": policy.state_dict()}, Ranks())
     kept = {name: value for name, value in os.environ.items() if name not in offline.SWITCHES}
@@ -374,16 +351,18 @@ def test_the_command_says_what_it_pushes_and_pushes_that(tmp_path: Path) -> None
     assert b"somebody" not in b"".join(pushed.files.values())
 
 
+QUIET = Console(quiet=True)
+
+
 def test_a_second_push_is_a_second_commit_and_private_is_never_public(hub: Hub, folder: Path) -> None:
-    console = Console(quiet=True)
     check_push(NAME)
-    push_folder(folder, NAME, False, console)
+    push_folder(folder, NAME, False, QUIET)
     (folder / "README.md").write_text("---\nlibrary_name: peft\n---\n# other\n")
-    push_folder(folder, NAME, False, console)
+    push_folder(folder, NAME, False, QUIET)
     assert len(hub.repositories[NAME].commits) == 2 and hub.repositories[NAME].files == contents(folder)
     asked = len(hub.asked)
     with pytest.raises(ValueError, match="it is there already, and public: make it private in its settings"):
-        push_folder(folder, NAME, True, console)
+        push_folder(folder, NAME, True, QUIET)
     assert not any("commit" in request or "blob" in request for request in hub.asked[asked:])
 
 
@@ -401,32 +380,32 @@ def test_without_token_or_network_nothing_is_exported(
     with pytest.raises(ValueError, match=r"the hub answered 401 .*it does not know the token: run `hf auth login`"):
         export_and_push(lambda: export(tmp_path / "run", tmp_path / "new"), NAME, False)
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(ValueError, match="there is no token for the Hugging Face hub"):
-        check_push(NAME)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(FileNotFoundError, match=r"cannot be reached .*check the network, or export without --push"):
-        check_push(NAME)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match="nothing goes to the hub while HF_HUB_OFFLINE"):
-        check_push(NAME)
+    for told, error, said in (
+        ({}, ValueError, "there is no token for the Hugging Face hub"),
+        (
+            {"HF_TOKEN": TOKEN, "HF_ENDPOINT": "http://127.0.0.1:9"},
+            FileNotFoundError,
+            "cannot be reached .*check the network",
+        ),
+        ({"HF_HUB_OFFLINE": "1"}, ValueError, "nothing goes to the hub while HF_HUB_OFFLINE"),
+    ):
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(error, match=said):
+            check_push(NAME)
     with pytest.raises(ValueError, match="name it with --push OWNER/NAME, or leave --private out"):
         export_and_push(lambda: export(tmp_path / "run", tmp_path / "new"), None, True)
     assert not (tmp_path / "new").exists()
 
 
 def test_what_the_hub_refuses_is_one_sentence(hub: Hub, folder: Path) -> None:
-    console = Console(quiet=True)
     with pytest.raises(ValueError, match=r"--push you/model: the hub answered 403 .*the token may not write there") as refused:
-        push_folder(folder, "you/model", False, console)
+        push_folder(folder, "you/model", False, QUIET)
     assert "\n" not in sentence(refused.value)
     hub.refuses_blobs = True
     with pytest.raises((ValueError, FileNotFoundError), match="--push me/my-model: the ") as broken:
-        push_folder(folder, NAME, False, console)
+        push_folder(folder, NAME, False, QUIET)
     assert hub.repositories[NAME].commits == [] and "\n" not in sentence(broken.value)
-
-
-RARE = pytest.mark.evidence
 
 
 def moved_adapter(folder: str, out: Path) -> torch.Tensor:
@@ -436,27 +415,22 @@ def moved_adapter(folder: str, out: Path) -> torch.Tensor:
     for weight in policy.parameters():
         weight.data += 0.1 * torch.randn(weight.shape, generator=draws)
     policy.save(out)
-    return logits_of_family(policy.net.model)
+    return logits_of(policy.net.model)
 
 
-@torch.no_grad()
-def logits_of_family(model: torch.nn.Module) -> torch.Tensor:
-    return model.eval()(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits
-
-
-@pytest.mark.parametrize("family", [MOE, GEMMA, *(pytest.param(name, marks=RARE) for name in (THINKER, *LATE))])
+@pytest.mark.parametrize("family", [MOE, GEMMA, *(pytest.param(name, marks=pytest.mark.evidence) for name in (THINKER, *LATE))])
 def test_an_adapter_loads_in_peft_and_merged_weights_need_none(family: str, tmp_path: Path):
     folder = str(build(family, tmp_path / "base"))
     expected = moved_adapter(folder, tmp_path / "out")
     base = AutoModelForImageTextToText.from_pretrained(folder)
-    assert float((logits_of_family(base) - expected).abs().max()) > 1e-3, "the adapter changes what is written"
-    torch.testing.assert_close(logits_of_family(PeftModel.from_pretrained(base, tmp_path / "out")), expected, atol=2e-5, rtol=0)
+    assert float((logits_of(base) - expected).abs().max()) > 1e-3, "the adapter changes what is written"
+    torch.testing.assert_close(logits_of(PeftModel.from_pretrained(base, tmp_path / "out")), expected, atol=2e-5, rtol=0)
     TextModality().merge(tmp_path / "out", TextPolicyConfig(folder))
     alone = AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
-    torch.testing.assert_close(logits_of_family(alone), expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(logits_of(alone), expected, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("family", [MOE, pytest.param(THINKER, marks=RARE)])
+@pytest.mark.parametrize("family", [MOE, pytest.param(THINKER, marks=pytest.mark.evidence)])
 def test_an_adapter_of_a_whole_folder_is_merged_into_its_thinker(family: str, tmp_path: Path):
     """The other parts stay as they are, and the thinker's own class and mmrl load what comes out."""
     (tmp_path / "whole").mkdir()
@@ -466,7 +440,7 @@ def test_an_adapter_of_a_whole_folder_is_merged_into_its_thinker(family: str, tm
     policy = make(str(tmp_path / "out"))
     alone = type(policy.net.model).from_pretrained(tmp_path / "out")
     for model in (alone, policy.net.model):
-        torch.testing.assert_close(logits_of_family(model), expected, atol=2e-5, rtol=0)
+        torch.testing.assert_close(logits_of(model), expected, atol=2e-5, rtol=0)
     kept = load_file(tmp_path / "out" / "model.safetensors")
     assert "talker.model.norm.weight" in kept and json.loads((tmp_path / "out" / "config.json").read_text())["thinker_config"]
 
@@ -478,23 +452,18 @@ def evaluated(run: RunDir, step: int, prompt: str, *values: float) -> None:
     JsonlTracker(run).write(step, Examples([Group(0, Prompt(prompt, "?"), (Sample(text="a"),))], scores), "eval")
 
 
-def results_of(run: RunDir) -> list[str]:
+def results_of(folder: Path, prompt: str, *values: float) -> list[str]:
+    """What a card says of prompt "p" after training, where this prompt was evaluated before."""
+    run = RunDir.create(folder)
+    evaluated(run, 0, prompt, *values)
+    evaluated(run, 5, "p", 0.75)
     run.config_file.write_text("steps = 5\n")
     return results(load_run(run.path), 5)
 
 
-def test_other_prompts_than_before_training_stand_alone(tmp_path: Path):
-    run = RunDir.create(tmp_path / "run")
-    evaluated(run, 0, "before", 0.25)
-    evaluated(run, 5, "after", 0.75)
-    lines = results_of(run)
+def test_other_prompts_or_rewards_than_before_training_stand_alone(tmp_path: Path):
+    lines = results_of(tmp_path / "prompts", "other", 0.25)
     assert lines[0].startswith("Before training other held-out prompts or rewards were evaluated")
     assert "| Reward | 0.750 | too few prompts |" in lines
-
-
-def test_a_reward_that_only_one_evaluation_has_is_not_compared(tmp_path: Path):
-    run = RunDir.create(tmp_path / "run")
-    evaluated(run, 0, "p", 0.25, 0.5)
-    evaluated(run, 5, "p", 0.75)
-    rows = [line for line in results_of(run) if line.startswith("| R") or line.startswith("| r")]
+    rows = [line for line in results_of(tmp_path / "rewards", "p", 0.25, 0.5) if line.startswith(("| R", "| r"))]
     assert rows == ["| Reward | 0.750 | 0.750 | too few prompts | +0.000 | too few prompts |"]

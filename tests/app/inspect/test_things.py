@@ -8,6 +8,7 @@ from typing import Literal, get_args, get_type_hints
 
 import pytest
 
+from mmrl.algorithms.advantages.group import GroupNorm, MedianNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.views import Privileged
 from mmrl.app.config import run as configs
@@ -64,6 +65,7 @@ class Example:
     names: tuple[str, ...] = ("x", "y")
     inner: Inner = Inner()
     flag: bool = False
+    eps: float = 0.1
 
 
 def load(path: str | Path, size: int = 3, columns: Sequence[str] | None = None) -> None:
@@ -88,6 +90,7 @@ def test_fields_have_type_range_default_and_meaning():
         Setting("names", "list of text", "", '["x", "y"]', ""),
         Setting("inner", "table Inner", "", "Inner", ""),
         Setting("flag", "true or false", "", "false", ""),
+        Setting("eps", "number", "", "0.1", ""),
     ]
 
 
@@ -270,10 +273,7 @@ def test_each_value_says_who_said_it(flow: Resolved, tmp_path: Path):
     assert found["algorithm.advantage.scale"] == found["algorithm.epochs"] == "preset flow_grpo"
     assert found["prompts_per_step"] == found["policy.dtype"] == found["reward.0.weight"] == "default"
 
-
-def test_a_part_in_the_presets_place_has_its_own_defaults(flow: Resolved):
-    found = origins(flow)
-    assert found["algorithm.schedule.level"] == "default of Window"
+    assert found["algorithm.schedule.level"] == "default of Window", "a part in the preset's place has its own"
     assert found["algorithm.schedule.spacing.shift"] == "default of LinearShift"
 
 
@@ -328,58 +328,32 @@ NUMBER = re.compile(r'(?<!")\b(number|integer)\b(?!")')
 TABLE = re.compile(r"\btable ([A-Z]\w*)")
 
 
-def tables_below(cls: type, seen: set[type]) -> Iterator[type]:
-    """The class and every class that a field of it holds."""
-    if cls in seen or cls is Assembly:
-        return
-    seen.add(cls)
-    yield cls
-    for hint in get_type_hints(cls, include_extras=True).values():
-        for inner in classes_in(hint):
-            yield from tables_below(inner, seen)
-
-
-def classes_in(hint: object) -> Iterator[type]:
-    if isinstance(hint, type) and is_dataclass(hint):
+def tables_below(hint: object, seen: set[object]) -> Iterator[type]:
+    """Every class of settings in a type, and those that its fields hold."""
+    inner = list(get_args(hint))
+    if isinstance(hint, type) and is_dataclass(hint) and hint not in seen and hint is not Assembly:
+        seen.add(hint)
         yield hint
-    for one in get_args(hint):
-        yield from classes_in(one)
+        inner += get_type_hints(hint, include_extras=True).values()
+    for one in inner:
+        yield from tables_below(one, seen)
 
 
-CONFIG = [
-    *tables_below(RunConfig, seen := set()),
-    *tables_below(TextPolicyConfig, seen),
-    *tables_below(FlowPolicyConfig, seen),
-    Privileged,
-]
+CONFIG = [*tables_below(RunConfig | TextPolicyConfig | FlowPolicyConfig, set()), Privileged]
 
 
 def silent(settings: Sequence[Setting]) -> list[str]:
     return [one.name for one in settings if not one.meaning]
 
 
-def test_the_tables_of_a_config_are_found():
-    assert {OptimizerSettings, TextPolicyConfig, FlowPolicyConfig} < set(CONFIG)
-    assert len(CONFIG) > 15
-
-
 @for_each("cls", [*CONFIG, Algorithm], ids=lambda cls: cls.__name__)
 def test_every_key_of_a_config_has_a_meaning(cls: type):
-    written = {
-        "policy",
-        "data",
-        "reward",
-        "algorithm",
-        "sampler",
-        "evaluation",
-        "checkpoint",
-        "trackers",
-    }  # chapters of their own
-    lacking = [name for name in silent(settings_of(cls)) if not (cls is RunConfig and name in written)]
+    lacking = [name for name in silent(settings_of(cls)) if not (cls is RunConfig and name in TABLES_OF_A_RUN - {"cluster"})]
     assert lacking == [], f"{cls.__module__}.{cls.__name__} says nothing about {lacking}: write a sentence below each field"
 
 
 def test_every_key_of_a_config_stands_on_its_page():
+    assert {OptimizerSettings, TextPolicyConfig, FlowPolicyConfig} < set(CONFIG) and len(CONFIG) > 15
     page = (Path(__file__).parents[3] / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
     keys = [(cls.__name__, one) for cls in CONFIG for one in keys_inside(cls) if one.name not in INNER | TABLES_OF_A_RUN]
     lacking = [f"{cls}.{one.name}" for cls, one in keys if f"| `{one.name}` | {one.type.replace('|', chr(92) + '|')}" not in page]
@@ -393,12 +367,9 @@ def things() -> list[Thing]:
     return [*plug_ins, *(thing for kind in CLASSES for listed in classes(kind) for thing in classes_called(listed.name))]
 
 
-def test_every_setting_that_show_prints_has_a_meaning(things: list[Thing]):
+def test_every_setting_that_show_prints_has_a_meaning_and_every_number_a_range(things: list[Thing]):
     lacking = [f"{thing.kind} {thing.name}: {', '.join(names)}" for thing in things if (names := silent(thing.settings))]
     assert lacking == [], "write a sentence below each field, or a line under Args:\n" + "\n".join(lacking)
-
-
-def test_every_number_that_is_shown_has_a_range(things: list[Thing]):
     described = "a family of models"  # no config sets what a family says of itself
     numbers = [(thing, one) for thing in things for one in thing.settings if NUMBER.search(one.type) and thing.kind != described]
     assert len(numbers) > 200
@@ -411,22 +382,9 @@ def test_every_table_inside_another_is_shown_too(things: list[Thing]):
     assert {(name, word) for name, word in named if word not in known} == set()
 
 
-@dataclass(frozen=True)
-class Silent:
-    """A part."""
-
-    level: float = 1.0
-    """A word of its own."""
-    eps: float = 0.1
-
-
-def test_a_key_without_words_is_found():
-    assert silent(settings_of(Silent)) == ["eps"], "words of shipped parts do not reach classes of another package"
-
-
 def test_shared_words_stand_where_a_class_says_nothing_and_nowhere_else():
-    from mmrl.algorithms.advantages.group import GroupNorm, MedianNorm
-
+    """They do not reach classes of another package."""
+    assert silent(settings_of(Example)) == ["kind_", "most", "names", "inner", "flag", "eps"]
     shared = COMMON["mmrl.algorithms.advantages"]["eps"]
     found = {cls: next(one.meaning for one in settings_of(cls) if one.name == "eps") for cls in (GroupNorm, MedianNorm)}
     assert found[GroupNorm] == shared and found[MedianNorm] not in ("", shared)

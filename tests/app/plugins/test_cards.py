@@ -14,12 +14,8 @@ from mmrl.lab.recipes.facts import recipes
 from tests.support.each import for_each
 
 
-def test_every_preset_has_a_card():
-    assert cards.faults() == []
-    assert set(cards.cards()) == set(PRESETS)
-
-
-def test_a_card_of_nothing_and_a_preset_without_one_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_preset_has_a_card_and_what_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert cards.faults() == [] and set(cards.cards()) == set(PRESETS)
     (tmp_path / "cards").mkdir()
     (tmp_path / "more.py").touch()
     (tmp_path / "cards" / "more.toml").write_text(
@@ -33,10 +29,8 @@ def test_a_card_of_nothing_and_a_preset_without_one_are_told(tmp_path: Path, mon
 
 
 def test_what_is_missing_is_what_the_preset_says():
-    assert (
-        missing_part("Sums.\n\nA paper. Not implemented: the schedule\nof cross. Nothing else is left out.")
-        == "the schedule of cross"
-    )
+    said = "Sums.\n\nA paper. Not implemented: the schedule\nof cross. Nothing else is left out."
+    assert missing_part(said) == "the schedule of cross"
     assert missing_part("Sums.\n\nA paper. Nothing is left out.") == ""
     found = cards.cards()
     assert found["grpo"].status == "partial: without process rewards, iterated reward models"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mmrl.app.commands import serve
 from mmrl.app.config.plug_ins import reward_of
-from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
@@ -35,10 +35,6 @@ async def later(completions, **kwargs):
 
 def short(completions, **kwargs):
     return [1.0]
-
-class Judge:
-    def __call__(self, prompts, completions, **kwargs):
-        return [2.0 for _ in completions]
 """
 FLOW = """
 import numpy as np
@@ -58,6 +54,7 @@ def counted(images, prompts, metadata, only_strict=True):
     scores = [float(len(prompt)) + m["bonus"] for prompt, m in zip(prompts, metadata)]
     return scores, scores, scores, {}, {}
 """
+VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info=None): ..."
 
 
 @pytest.fixture
@@ -121,7 +118,7 @@ def test_none_means_does_not_apply_and_logs_become_parts(file):
     assert first.parts == [{"mine/calls": 1, "mine/tokens": 3}, {"mine/calls": 1, "mine/tokens": 1}]
 
 
-def test_async_and_classes(file):
+def test_async_and_too_few_values(file):
     use = f"trl:{file(TRL)}"
     assert score(made(f"{use}:later"), texts(0, "abc", "d"))[0].values[:, 0].tolist() == [3, 1]
     assert asyncio.run(made(f"{use}:later")(texts(0, "abc"))) == [3.0]
@@ -146,31 +143,26 @@ def test_flow_grpo_factories_and_functions(file):
 
 def test_flow_grpo_mistakes(file):
     use = f"flow_grpo:{file(FLOW)}"
-    with pytest.raises(ValueError, match=r"unknown key 'facto'.*did you mean 'factor'"):
-        made(f"{use}:scaled", facto=3.0)
     with pytest.raises(RewardError, match="pictures of one size"):
         score(made(f"{use}:redness"), pictures(0, "red"), pictures(1, "red", size=(4, 4)))
     with pytest.raises(RewardError, match="'p0' has no picture"):
         score(made(f"{use}:redness"), texts(0, "a"))
 
 
-def test_forgotten_prefixes_are_named(file):
-    mine = file(TRL)
-    with pytest.raises(ValueError, match=r"write use = \"trl:.*mine\.py:plain\""):
-        made(f"{mine}:plain")
-    (Path(mine).parent / "flow.py").write_text(FLOW)
-    with pytest.raises(ValueError, match=r"write use = \"flow_grpo:"):
-        made(f"{Path(mine).parent}/flow.py:counted")
-    (Path(mine).parent / "verl.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...")
-    with pytest.raises(ValueError, match=r"verl or EasyR1.*def mine\(group\)"):
-        made(f"{Path(mine).parent}/verl.py")
-    with pytest.raises(ValueError, match="unknown key 'colums'"):
-        made(f"trl:{mine}:plain", colums={})
-
-
-def test_names_leave_the_prefix_out():
-    assert default_name("trl:./mine.py:solved") == "solved"
-    assert default_name("flow_grpo:./mine.py") == "mine"
+@pytest.mark.parametrize(
+    ("source", "use", "args", "said"),
+    [
+        (TRL, "{}:plain", {}, r"write use = \"trl:.*mine\.py:plain\""),
+        (FLOW, "{}:counted", {}, r"write use = \"flow_grpo:"),
+        (VERL, "{}", {}, r"verl or EasyR1.*def mine\(group\)"),
+        (TRL, "trl:{}:plain", {"colums": {}}, "unknown key 'colums'"),
+        (FLOW, "flow_grpo:{}:scaled", {"facto": 3.0}, r"unknown key 'facto'.*did you mean 'factor'"),
+    ],
+    ids=["TRL", "flow_grpo", "verl", "a slip for TRL", "a slip for flow_grpo"],
+)
+def test_forgotten_prefixes_and_slips_are_named(file, source: str, use: str, args: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        made(use.format(file(source)), **args)
 
 
 def test_rewards_hold_rewards():
@@ -182,8 +174,6 @@ def test_rewards_hold_rewards():
 
 
 def test_a_server_serves_them_too(file):
-    from mmrl.app.commands import serve
-
     reward, _ = serve.made({"use": f"trl:{file(TRL)}:plain", "conversational": False}, ("reward", "0"), Table())
     assert reward(texts(0, "a b", "c")) == [2.0, 1.0]
     with pytest.raises(ValueError, match='write use = "trl:'):

@@ -29,39 +29,33 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_bare_name_is_shipped_and_the_working_directory_goes_before(desk: Path):
-    assert locate("iou", "rewards") == ((shipped_folder("rewards") / "iou.py").resolve(), "")
-    (desk / "rewards" / "iou.py").write_text("def mine(group):\n    return [7.0]\n")
-    assert load("iou", "rewards")(None) == [7.0]
-
-
-def test_a_file_of_ones_own_relative_to_base(desk: Path):
-    (desk / "deep").mkdir()
-    (desk / "deep" / "mine.py").write_text("def one(group):\n    return [1.0]\n\ndef two(group):\n    return [2.0]\n")
-    assert load("mine.py:two", "rewards", desk / "deep")(None) == [2.0]
+ONE_TWO = "def one(group):\n    return 1\n\ndef two(group):\n    return 2\n\ndef _three(group): ...\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("file", "text", "use", "base", "answer"),
     [
-        (
-            "def one(group): ...\ndef two(group): ...\ndef _three(group): ...\n",
-            r"2 public callables \(one, two\).*\./mine\.py:one",
-        ),
-        ("x = 1\n", "no public function or class"),
+        ("rewards/iou.py", "def mine(group):\n    return 7\n", "iou", ".", 7),
+        ("deep/mine.py", ONE_TWO, "mine.py:two", "deep", 2),
+        ("mine.py", '__all__ = ["two"]\n' + ONE_TWO, "./mine.py", ".", 2),
+        ("own.py", "from math import floor\nfrom pathlib import Path\n\ndef one(group):\n    return 1\n", "./own.py", ".", 1),
     ],
+    ids=["before the shipped one", "relative to a base", "chosen by __all__", "imports are not its own"],
+)
+def test_what_a_name_means_in_the_working_directory(desk: Path, file: str, text: str, use: str, base: str, answer: int):
+    assert locate("iou", "rewards") == ((shipped_folder("rewards") / "iou.py").resolve(), "")
+    (desk / file).parent.mkdir(exist_ok=True)
+    (desk / file).write_text(text)
+    assert load(use, "rewards", desk / base)(None) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(ONE_TWO, r"2 public callables \(one, two\).*\./mine\.py:one"), ("x = 1\n", "no public function or class")]
 )
 def test_a_file_of_which_nothing_says_what_is_meant(desk: Path, text: str, said: str):
     (desk / "mine.py").write_text(text)
     with pytest.raises(ValueError, match=said):
         load("./mine.py", "rewards")
-
-
-def test_all_chooses_among_public_callables_and_what_a_file_imports_is_not_its_own(desk: Path):
-    (desk / "mine.py").write_text('__all__ = ["two"]\ndef one(group): ...\ndef two(group):\n    return 2\n')
-    assert load("./mine.py", "rewards")(None) == 2
-    (desk / "own.py").write_text("from math import floor\nfrom pathlib import Path\n\ndef short(group):\n    return 1\n")
-    assert load("./own.py", "rewards")(None) == 1
 
 
 def test_postponed_annotations_and_pickling_work(desk: Path):
@@ -72,12 +66,9 @@ def test_postponed_annotations_and_pickling_work(desk: Path):
     assert pickle.loads(pickle.dumps(cls(4))) == cls(4)  # noqa: S301 - our own bytes
 
 
-def test_a_file_runs_once(desk: Path):
+def test_a_file_runs_once_and_files_of_one_name_in_two_folders_are_two_modules(desk: Path):
     (desk / "mine.py").write_text("def short(group): ...\n")
     assert load("./mine.py", "rewards") is load("mine.py:short", "rewards")
-
-
-def test_same_stem_in_two_folders_are_two_modules(desk: Path):
     for folder, value in (("a", 1), ("b", 2)):
         (desk / folder).mkdir()
         (desk / folder / "mine.py").write_text(f"def short(group):\n    return {value}\n")
@@ -123,11 +114,9 @@ def test_listing_imports_nothing(desk: Path):
     assert "_private" not in found
 
 
-@pytest.mark.parametrize(
-    ("spec", "name"), [("iou", "iou"), ("./mine.py", "mine"), ("./mine.py:short", "short"), ("a/b.py:C", "C")]
-)
-def test_default_names(spec: str, name: str):
-    assert default_name(spec) == name
+def test_default_names_leave_folder_and_prefix_out():
+    specs = ("iou", "./mine.py", "./mine.py:short", "a/b.py:C", "trl:./mine.py:solved", "flow_grpo:./mine.py")
+    assert list(map(default_name, specs)) == ["iou", "mine", "short", "C", "solved", "mine"]
 
 
 def test_a_file_may_import_its_neighbours(desk: Path, monkeypatch: pytest.MonkeyPatch):

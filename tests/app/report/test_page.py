@@ -1,10 +1,13 @@
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.commands import train
@@ -32,7 +35,7 @@ from mmrl.app.run.resume import choices, write_choices
 from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
 from mmrl.training.callbacks import Examples
-from tests.support.runs import write_run
+from tests.support.runs import evaluated, write_run
 
 OUTSIDE = re.compile(
     r"""(?:src|href|action|srcset|poster)\s*=\s*["']?\s*(?!data:)[^"'\s>]+|url\(|@import|<link|<iframe""", re.IGNORECASE
@@ -57,16 +60,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return page_of(write_run(tmp_path_factory.mktemp("page") / "run"))
 
 
-def test_a_report_is_one_file_with_nothing_loaded_from_elsewhere(page: str) -> None:
+def test_a_report_is_one_file_with_nothing_loaded_from_elsewhere_and_what_the_model_wrote_stays_text(page: str) -> None:
+    assert "<script>alert" not in page
+    assert "I see &lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; nothing else" in page
     assert OUTSIDE.findall(page) == []
     assert page.count('src="data:image/png;base64,') >= 24
     script = page.partition("<script>")[2].partition("</script>")[0]
     assert "showModal" in script and "dialog.zoom" in page, "every picture can be enlarged"
-
-
-def test_what_the_model_wrote_stays_text(page: str) -> None:
-    assert "<script>alert" not in page
-    assert "I see &lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; nothing else" in page
 
 
 def test_prompts_names_labels_warnings_and_settings_are_escaped_too(tmp_path: Path) -> None:
@@ -87,44 +87,33 @@ def test_prompts_names_labels_warnings_and_settings_are_escaped_too(tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["boxes", "text", "images"])
 def test_every_kind_of_run_shows_its_pairs(tmp_path: Path, kind: str) -> None:
+    assert "evaluated once only" in page_of(write_run(tmp_path / "none", kind=kind, steps=0))
     page = page_of(write_run(tmp_path / "run", steps=2, kind=kind, num_prompts=5))
     assert page.count("data-direction=") == 5
     assert ("Mean IoU" in page) == (kind == "boxes")
     assert ("<img" in page) == (kind != "text")
 
 
-def test_a_run_that_died_before_its_first_step(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run")
+def test_a_run_that_stopped_early_says_so_and_names_the_torn_line(tmp_path: Path) -> None:
+    """Before its first step, too, or where nothing was evaluated."""
+    run = RunDir.create(tmp_path / "died")
     run.config_file.write_text("steps = 7\n")
     page = page_of(run)
     assert "No step was finished" in page and "<b>0 of 7</b> steps" in page
-
-
-def test_a_run_that_stopped_early_says_so_and_names_the_torn_line(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=20)
-    run.config_file.write_text(run.config_file.read_text().replace("steps = 20", "steps = 90"))
-    with run.metrics_file.open("a") as file:
-        file.write('{"step": 21, "reward/to')
+    run = write_run(tmp_path / "run", steps=1, evaluate=False)
     page = page_of(run)
-    assert "stopped after 20 of 90 steps" in page and "torn" in page
-
-
-def test_one_step_without_evaluation(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "run", steps=1, evaluate=False))
     assert "Held-out prompts were not evaluated" in page and "Reward in training" in page and "Best and worst" in page
+    run.config_file.write_text(run.config_file.read_text().replace("steps = 1", "steps = 90"))
+    with run.metrics_file.open("a") as file:
+        file.write('{"step": 2, "reward/to')
+    page = page_of(run)
+    assert "stopped after 1 of 90 steps" in page and "torn" in page
 
 
 def test_boxes_are_drawn_in_percent_of_the_picture(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run")
-    from PIL import Image
-
-    picture = Image.new("RGB", (200, 100))
+    prompt = Prompt("p", "?", (Image.new("RGB", (200, 100)),), Box(20, 20, 100, 80))
     sample = Sample(text="<answer>[100, 200, 500, 800]</answer>", media_sizes=(MediaSize(200, 100, 100, 50),))
-    group = Group(0, Prompt("p", "?", (picture,), Box(20, 20, 100, 80)), (sample,))
-    scores = Scores(("iou",), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1))
-    run.metrics_file.touch()
-    for step in (0, 1):
-        JsonlTracker(run, "norm1000").write(step, Examples([group], scores), "eval")
+    run = evaluated(RunDir.create(tmp_path / "run"), prompt, {0: [sample], 1: [sample]}, "norm1000")
     page = page_of(run)
     # 100..500 of 1000 are 20..100 of 200 pixels, 200..800 are 20..80 of 100
     place = 'x="20.000" y="20.000" width="80.000" height="60.000"'
@@ -149,13 +138,9 @@ def test_iou_of_a_completion(text: str, expected: float) -> None:
     assert row(text, [[0, 0, 100, 100, None]]).iou == pytest.approx(expected)
 
 
-def test_iou_matches_boxes_to_truths_and_counts_the_missing() -> None:
-    truth = [[0, 0, 100, 100, "a"], [100, 0, 200, 100, "b"], [0, 0, 10, 10, None]]
-    assert row("[500, 0, 1000, 1000] [0, 0, 500, 1000]", truth).iou == pytest.approx(2 / 3)
-
-
-def test_iou_is_unknown_without_truth_size_or_space() -> None:
-    truth = [[0, 0, 100, 100, None]]
+def test_iou_matches_boxes_to_truths_and_is_unknown_without_truth_size_or_space() -> None:
+    truth: list[list[Any]] = [[0, 0, 100, 100, "a"], [100, 0, 200, 100, "b"], [0, 0, 10, 10, None]]
+    assert row("[500, 0, 1000, 1000] [0, 0, 500, 1000]", truth).iou == pytest.approx(2 / 3), "one is missing"
     unsized = SampleLine({**row("[0,0,500,1000]", truth).line, "media_sizes": []}, "norm1000")
     assert math.isnan(row("[0, 0, 1, 1]", []).iou) and math.isnan(unsized.iou)
     assert math.isnan(SampleLine(row("[0, 0, 1, 1]", truth).line, None).iou)
@@ -178,18 +163,13 @@ def test_headline_averages_samples_of_a_prompt_and_pairs_prompts(tmp_path: Path)
     assert change.before == pytest.approx((0.5 + 0.2) / 2) and change.after == pytest.approx((1.0 + 0.6) / 2)
 
 
-def test_bootstrap_interval_has_the_width_of_the_standard_error() -> None:
+def test_bootstrap_interval_has_the_width_of_the_standard_error_and_is_a_point_where_nothing_differs() -> None:
+    assert bootstrap(torch.full((9,), 0.25).numpy()) == (0.25, 0.25)
     differences = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     low, high = bootstrap(differences.numpy())
     error = float(differences.std()) / 20
     assert low == pytest.approx(float(differences.mean()) - 1.96 * error, abs=0.15 * error)
     assert high == pytest.approx(float(differences.mean()) + 1.96 * error, abs=0.15 * error)
-
-
-def test_an_interval_of_equal_differences_is_a_point_and_a_verdict_needs_it_off_zero(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "run", kind="text", steps=0))
-    assert "evaluated once only" in page
-    assert bootstrap(torch.full((9,), 0.25).numpy()) == (0.25, 0.25)
 
 
 def test_extremes_are_one_per_prompt_and_never_the_same_sample(tmp_path: Path) -> None:
@@ -200,30 +180,29 @@ def test_extremes_are_one_per_prompt_and_never_the_same_sample(tmp_path: Path) -
     assert len({row.prompt for row in best}) == 4 and not {id(r) for r in best} & {id(r) for r in worst}
 
 
+def curve(values: Sequence[float], first: float = 0.0) -> str:
+    """A chart of one value per step."""
+    steps = [first + i for i in range(len(values))]
+    return str(line_chart([Series("x", steps, list(values), "train")], "x"))
+
+
 def test_chart_leaves_gaps_where_a_value_is_missing() -> None:
-    chart = line_chart([Series("x", [0.0, 1.0, 2.0, 3.0, 4.0], [1.0, 2.0, math.nan, 2.0, math.inf], "train")], "x")
+    chart = curve([1.0, 2.0, math.nan, 2.0, math.inf])
     assert chart.count("<polyline") == 2 and chart.count("<circle") == 3
-    assert "No finite value" in line_chart([Series("x", [0.0], [math.nan], "train")], "x")
-
-
-def test_a_point_between_gaps_can_be_seen_in_a_long_curve() -> None:
-    values = [math.nan, 0.25, math.nan, *[0.1] * 20, math.nan, 0.0]
-    drawn = str(line_chart([Series("x", list(map(float, range(len(values)))), values, "train")], "x"))
-    assert re.findall(r'class="dot train" r="3".*?step (\d+)', drawn) == ["1", "24"]
+    assert "No finite value" in curve([math.nan])
+    drawn = curve([math.nan, 0.25, math.nan, *[0.1] * 20, math.nan, 0.0])
+    assert re.findall(r'class="dot train" r="3".*?step (\d+)', drawn) == ["1", "24"], "seen between gaps of a long curve"
 
 
 def test_the_name_of_the_axis_leaves_room_for_the_first_step() -> None:
-    drawn = str(line_chart([Series("x", [1200.0, 1201.0], [0.0, 1.0], "train")], "x"))
+    drawn = curve([0.0, 1.0], 1200.0)
     name, first = (float(re.findall(rf'x="([\d.]+)" y="202.0" text-anchor="\w+">{text}<', drawn)[0]) for text in ("step", "1200"))
     assert name + 3 <= first - 4 * 7 / 2
 
 
-def test_chart_names_are_escaped() -> None:
+def test_histogram_draws_shares_of_each_group_and_names_on_charts_are_escaped() -> None:
     assert "<b>" not in line_chart([Series("<b>", [0.0], [1.0], "train")], "<b>")
     assert "<b>" not in histogram([("<b>", [1.0], "a")], "<b>")
-
-
-def test_histogram_draws_shares_of_each_group() -> None:
     chart = histogram([("first", [0.1] * 3 + [0.9], "a"), ("last", [0.9], "b"), ("none", [], "b")], "r")
     assert "first: 75 % between" in chart and "first: 25 % between" in chart and "last: 100 % between" in chart
 
@@ -275,37 +254,26 @@ def test_numbers_are_written_briefly(value: float, text: str) -> None:
 
 
 def test_an_axis_does_not_zoom_into_noise() -> None:
-    near_one = [1 + 1e-6 * (i % 2) for i in range(8)]
-    text = str(line_chart([Series("entropy", [float(i) for i in range(8)], near_one, "train")], "x"))
-    heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', text)]
-    assert max(heights) - min(heights) < 1, "a millionth of the value is no movement"
-    moved = [0.5, 0.6, 0.7]
-    heights = [
-        float(y) for y in re.findall(r'cy="([\d.]+)"', str(line_chart([Series("r", [1.0, 2.0, 3.0], moved, "train")], "x")))
-    ]
-    assert max(heights) - min(heights) > 100
+    still, moved = (heights(curve(values)) for values in ([1 + 1e-6 * (i % 2) for i in range(8)], [0.5, 0.6, 0.7]))
+    assert max(still) - min(still) < 1, "a millionth of the value is no movement"
+    assert max(moved) - min(moved) > 100
+
+
+def heights(chart: str) -> list[float]:
+    return [float(y) for y in re.findall(r'cy="(-?[\d.]+)"', chart)]
 
 
 TINY = [
-    [1e-13, 2e-13, 3e-13],
-    [5e-324, 1e-310, 0.0],
-    [-1e-300, 1e-300],
-    [1.0, 1.0 + 2**-52],
-    [1e16, 1e16 + 2],
-    [1e308, -1e308],
-    [float("inf"), 1e-17],
-    [0.0, 0.0],
-    [-3e-9],
+    *([1e-13, 2e-13, 3e-13], [5e-324, 1e-310, 0.0], [-1e-300, 1e-300], [1.0, 1.0 + 2**-52], [1e16, 1e16 + 2], [1e308, -1e308]),
+    *([math.inf, 1e-17], [0.0, 0.0], [-3e-9]),
 ]
 
 
 @pytest.mark.parametrize("values", TINY, ids=str)
 def test_any_numbers_can_be_drawn(values: list[float]) -> None:
-    steps = [float(i) for i in range(len(values))]
-    text = str(line_chart([Series("x", steps, values, "train")], "x")) + str(histogram([("x", values, "a")], "x"))
+    text = curve(values) + str(histogram([("x", values, "a")], "x"))
     assert "nan" not in text and "inf" not in text.replace("finite", "")
-    places = [float(y) for y in re.findall(r'cy="(-?[\d.]+)"', text)]
-    assert all(0 <= y <= 210 for y in places)
+    assert all(0 <= y <= 210 for y in heights(text))
 
 
 @pytest.mark.parametrize(
@@ -319,20 +287,22 @@ def test_ticks_of_any_size_differ_and_enclose(low: float, high: float) -> None:
 
 @pytest.mark.parametrize(("num_prompts", "said"), [(9, False), (10, True)])
 def test_nothing_is_said_of_fewer_than_ten_prompts(tmp_path: Path, num_prompts: int, said: bool) -> None:
+    """Neither a verdict nor an interval, and held-out curves have no bands."""
     run = write_run(tmp_path / "run", num_prompts=num_prompts)
-    page = write_report(run.path).read_text()
+    page = page_of(run)
     assert (re.search(r"95 % interval( of the change:)? [+\u2212]", page) is not None) == said
     assert ("Too few prompts (9) to say whether anything changed" in page) is not said
     assert (re.search(r"\b(rose|fell|No clear change)\b", page) is not None) == said
     assert all(change.has_interval == said for change in changes(load(run.path)))
+    has_bands = page.count('<polygon class="ci eval"') >= 2 and "band: 95 % interval" in page
+    assert has_bands == said == ('<polygon class="ci' in page)
 
 
 def test_a_report_of_pictures_has_the_words_of_pictures(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "pictures", kind="images")
-    page = write_report(run.path).read_text()
+    page = page_of(write_run(tmp_path / "pictures", kind="images"))
     assert "Trained steps per sample" in page and "after on the right" in page and "unparsed</th>" not in page
     assert not re.search(r"[Tt]oken|[Cc]ompletion|Surprise", page.partition("Resolved configuration")[0].partition("<header>")[2])
-    assert "Tokens per completion" in write_report(write_run(tmp_path / "text", kind="text").path).read_text()
+    assert "Tokens per completion" in page_of(write_run(tmp_path / "text", kind="text"))
 
 
 @pytest.mark.parametrize("part", ["commands.train.load_run", "report.page.write_report"])
@@ -350,12 +320,6 @@ def test_a_fault_of_the_report_never_fails_a_trained_run(
     assert warning.startswith("no report: ZeroDivisionError: float division by zero")
     assert warning.endswith(f"mmrl report {run.path} tries again")
     assert len(warning) < 1000
-
-
-def test_held_out_curves_have_bands_where_there_are_prompts_enough(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "run", num_prompts=12))
-    assert page.count('<polygon class="ci eval"') >= 2 and "band: 95 % interval" in page
-    assert '<polygon class="ci' not in page_of(write_run(tmp_path / "few", num_prompts=9))
 
 
 def test_a_band_is_an_area_and_a_bar_at_each_step() -> None:
@@ -408,11 +372,8 @@ def test_chosen_settings_are_told_with_what_they_would_have_been(tmp_path: Path)
     run = write_run(tmp_path / "run", steps=2, kind="text")
     write_choices(run, resolved)
     found = {one.key: one for one in choices(resolved)}
-    assert (found["optimizer.lr"].value, found["optimizer.lr"].usual, found["optimizer.lr"].origin) == (
-        "0.0005",
-        "1e-06",
-        "command line",
-    )
+    rate = found["optimizer.lr"]
+    assert (rate.value, rate.usual, rate.origin) == ("0.0005", "1e-06", "command line")
     assert found["algorithm.objective.0.high"].usual == "0.2" and found["steps"].origin.endswith("configs/tiny/image.toml")
     assert "policy.model" not in found and "algorithm.preset" not in found and "data.use" not in found
     page = page_of(run)
@@ -420,14 +381,8 @@ def test_chosen_settings_are_told_with_what_they_would_have_been(tmp_path: Path)
 
 
 def test_stages_lie_behind_the_curves_as_bands():
-    config = {
-        "stage": [
-            {"kind": "sft", "name": "cold start", "steps": 2},
-            {"kind": "loop", "rounds": 2, "stages": ["pairs", "dpo"]},
-            {"kind": "pairs"},
-            {"kind": "dpo", "steps": 3},
-        ]
-    }
+    loop = {"kind": "loop", "rounds": 2, "stages": ["pairs", "dpo"]}
+    config = {"stage": [{"kind": "sft", "name": "cold start", "steps": 2}, loop, {"kind": "pairs"}, {"kind": "dpo", "steps": 3}]}
     trained = [(1, 1), (2, 1), (3, 3), (5, 3), (6, 5)]
     lines = [{"step": step, "loss": 0.0, "run/stage": float(stage)} for step, stage in trained] + [{"step": 2, "run/stage": 2.0}]
     stages = stages_taken(config, lines)

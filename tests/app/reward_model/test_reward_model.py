@@ -83,9 +83,10 @@ def test_its_folder_is_a_reward(run: RunDir, tmp_path: Path):
     said = said_by("score", run.path, rows, "--out", tmp_path / "scores.jsonl")
     assert "2 scored" in said
     scored = {one["completion"]: one["score"] for one in map(json.loads, (tmp_path / "scores.jsonl").read_text().splitlines())}
-    config = tmp_path / "grpo.toml"
-    config.write_text(CONFIG.format(rows=rows, run=run.path, out=tmp_path / "policy"))
-    train(TrainArguments([str(config)]))
+    data = f"data={{use = 'qa_jsonl', path = '{rows}', columns = {{answer = 'completion', question = 'prompt'}}}}"
+    small = ["steps=1", "prompts_per_step=2", "algorithm.group_size=2", "policy.sampling.max_new_tokens=4"]
+    words = [*small, data, f"reward=[{{use = '{run.path}'}}]", "evaluation={seen = 0}", "evaluate_every=0"]
+    train(TrainArguments(["tiny/image", *words], output=tmp_path / "policy"))
     (step,) = [json.loads(line) for line in (tmp_path / "policy" / "metrics.jsonl").read_text().splitlines()]
     assert math.isfinite(step["reward/reward_model"])
     group = Group(0, Prompt("p", "Write letters."), tuple(Sample(text) for text in scored))
@@ -130,28 +131,6 @@ def test_a_folder_of_somebody_runs_no_code_of_its_own(kind: str, run: RunDir, tm
     assert fuse.exists(), "who says so has it run"
 
 
-CONFIG = """
-steps = 1
-prompts_per_step = 2
-output = "{out}"
-[algorithm]
-preset = "grpo"
-group_size = 2
-[policy]
-kind = "text"
-model = "tiny:qwen3_vl"
-sampling = {{ max_new_tokens = 4 }}
-[data]
-use = "qa_jsonl"
-path = "{rows}"
-columns = {{ answer = "completion", question = "prompt" }}
-[evaluation]
-seen = 0
-[[reward]]
-use = "{run}"
-"""
-
-
 def test_pairs_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # fitting a run to its card is looked at elsewhere
     monkeypatch.setattr(commands, "fit_task", TrainArguments.resolve)
@@ -169,33 +148,18 @@ def test_pairs_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert kept["share"] == 1.0, "red was always preferred"
 
 
-JUDGE = """
-output = "{out}"
-[policy]
-kind = "text"
-model = "tiny:qwen3_vl"
-answer_format = "none"
-sampling = {{ max_new_tokens = 4 }}
-[data]
-use = "qa_jsonl"
-path = "{rows}"
-[evaluation]
-seen = 0
-[[stage]]
-kind = "sft"
-steps = 24
-prompts_per_step = 4
-optimizer = {{ lr = 1e-2 }}
-"""
+TAUGHT = [
+    *('stage=[{kind = "sft", steps = 24, optimizer = {lr = 1e-2}}]', "reward=[]", "algorithm={}", "evaluation={seen = 0}"),
+    *("evaluate_every=0", "policy.answer_format=none", "policy.sampling.max_new_tokens=4"),
+]
 
 
 def test_a_model_that_was_taught_to_judge_is_asked_in_place_of_a_server(tmp_path: Path):
     """It was taught to answer everything with 7."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": f"How good is {i}?", "answer": "7"}) + "\n" for i in range(8)))
-    config = tmp_path / "judge.toml"
-    config.write_text(JUDGE.format(rows=rows, out=tmp_path / "judge"))
-    train(TrainArguments([str(config)]))
+    data = f"data={{use = 'qa_jsonl', path = '{rows}'}}"
+    train(TrainArguments(["tiny/cold_start", *TAUGHT, data], output=tmp_path / "judge"))
     server = {"run": str(tmp_path / "judge")}
     judge = load_reward("vlm_judge", server=server, template="{prompt} How good is {completion}?")
     assert cast(Any, judge).ready() is None

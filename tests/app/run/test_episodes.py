@@ -93,12 +93,16 @@ def here(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return desk
 
 
+def trained(folder: Path, *words: str) -> RunDir:
+    """A run of the tiny config in this folder, trained when it is first asked for."""
+    if not folder.exists():
+        jobs.run_training(configs.load("tiny/image", [*COMMON, *words, f"output={folder.name}"]))
+    return RunDir(folder)
+
+
 @pytest.fixture
 def run(here: Path) -> RunDir:
-    """Trained when it is first asked for."""
-    if not (here / "run").exists():
-        jobs.run_training(configs.load("tiny/image", [*COMMON, "output=run"]))
-    return RunDir(here / "run")
+    return trained(here / "run")
 
 
 def lines(run: RunDir, step: int, split: str = "train") -> list[Line]:
@@ -173,26 +177,28 @@ def test_a_run_killed_inside_an_episode_plays_the_same_ones_when_it_is_resumed(r
 def test_episodes_branch_in_a_run_and_are_drawn_again(here: Path):
     """Half of the four samples are whole; whatever another one shares stands in both with its noted log-probabilities."""
     changes = ["algorithm.preset=arpo", "algorithm.minibatches=1", "algorithm.group_size=4", "algorithm.planner.chance=1"]
-    jobs.run_training(configs.load("tiny/image", [*COMMON, *changes, "steps=2", "evaluate_every=0", "output=branched"]))
-    run, shared = RunDir(here / "branched"), 0
+    run, shared = trained(here / "branched", *changes, "steps=2", "evaluate_every=0"), 0
     for step in (1, 2):
         for line in (found := lines(run, step)):
             others = [one for one in found if one["group"] == line["group"] and one["sample"] < min(2, line["sample"])]
             own = [turn["text"] for turn in line["turns"][:1]]
             shared += any([turn["text"] for turn in one["turns"][:1]] == own for one in others)
     assert len(found) == 8 and shared > 0
-    again = resample(run.path, SampleOptions(2, found[0]["prompt"], whole=True))
-    assert len(again.verdicts) == 4 and all(verdict.is_same for verdict in again.verdicts)
+    check_drawn_again(run, found[0])
 
 
 def test_halves_of_a_group_are_asked_otherwise_and_drawn_again(here: Path):
     """Each episode is read behind the request that it answers, or the gate would stop the run."""
     words = ["algorithm.preset=geometry_zero", "algorithm.group_size=4", 'algorithm.planner.with_text="Look again."']
-    jobs.run_training(configs.load("tiny/image", [*COMMON, *words, "steps=2", "evaluate_every=0", "output=halves"]))
-    run = RunDir(here / "halves")
+    run = trained(here / "halves", *words, "steps=2", "evaluate_every=0")
     found = lines(run, 2)
     assert len(found) == 8 and any(len(line["turns"]) > 1 for line in found)
-    again = resample(run.path, SampleOptions(2, found[0]["prompt"], whole=True))
+    check_drawn_again(run, found[0])
+
+
+def check_drawn_again(run: RunDir, line: Line) -> None:
+    """All four samples of the line's prompt are what they were in the second step."""
+    again = resample(run.path, SampleOptions(2, line["prompt"], whole=True))
     assert len(again.verdicts) == 4 and all(verdict.is_same for verdict in again.verdicts)
 
 
@@ -202,11 +208,8 @@ def test_episodes_of_earlier_steps_train_again(here: Path, preset: str):
     planner = {"mobile_agent_v3": ["algorithm.planner.mean_below=9", "algorithm.planner.std_below=9"]}.get(preset, [])
     flat = ['reward=[{use = "./flat.py"}]'] if preset == "ssr" else []
     changes = [f"algorithm.preset={preset}", "algorithm.minibatches=1", "algorithm.epochs=2", *planner, *flat]
-    name = f"again_{preset}"
-    jobs.run_training(
-        configs.load("tiny/image", [*COMMON, *changes, "evaluate_every=0", "prompts_per_step=4", "data.size=4", f"output={name}"])
-    )
-    run, known, old = RunDir(here / name), dict[str, Line](), list[Line]()
+    run = trained(here / f"again_{preset}", *changes, "evaluate_every=0", "prompts_per_step=4", "data.size=4")
+    known, old = dict[str, Line](), list[Line]()
     for step in (1, 2, 3):
         found = lines(run, step)
         old += [line for line in found if line["role"] == "replayed"]
@@ -230,31 +233,11 @@ def test_a_function_is_an_environment_too(here: Path):
     assert 1 <= metrics["rollout/turns"] <= 2 and metrics["rollout/pictures"] == 0
 
 
-CONFIG = """steps = 2
-prompts_per_step = 4
-output = "{folder}/run"
-[algorithm]
-preset = "dr_grpo"
-group_size = 2
-minibatches = 1
-[policy]
-kind = "text"
-model = "tiny:qwen3_vl"
-answer_format = "direct"
-system_prompt = "Be [brief]."
-sampling = {{ max_new_tokens = 4 }}
-[data]
-use = "qa_jsonl"
-path = "{folder}/rows.jsonl"
-[[reward]]
-use = "by_type"
-limit_s = 60.0
-[[reward]]
-use = "length"
-weight = 0.1
-high = 4
-slope = 32
-"""
+QUESTIONS = [
+    *("algorithm={preset = 'dr_grpo', group_size = 2, minibatches = 1}", "evaluation={}", "evaluate_every=0"),
+    *("policy.system_prompt='Be [brief].'", "policy.sampling.max_new_tokens=4"),
+    'reward=[{use = "by_type", limit_s = 60.0}, {use = "length", weight = 0.1, high = 4, slope = 32}]',
+]
 
 
 def ask(text: str, answer: object, *pictures: str) -> str:
@@ -275,13 +258,13 @@ def test_questions_of_every_kind_are_trained_on_and_the_first_is_shown_with_all_
         ask("Who?", "nobody at all"),
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    (tmp_path / "run.toml").write_text(CONFIG.format(folder=tmp_path))
-    train(TrainArguments([str(tmp_path / "run.toml")]))
+    data = f"data={{use = 'qa_jsonl', path = '{tmp_path}/rows.jsonl'}}"
+    train(TrainArguments(["tiny/image", *QUESTIONS, data], output=tmp_path / "run"))
     printed, run = "".join(capsys.readouterr()), RunDir(tmp_path / "run")
     steps = read_steps(run.spans_file)
     assert [step.number for step in steps] == [1, 2]
     assert {"rollout", "generate", "reward", "update", "forward", "backward", "optimizer"} <= {one.name for one in steps[1].spans}
-    metrics = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    metrics = run.read_metrics().lines
     named = " ".join(key for line in metrics for key in line)
     assert {line["step"] for line in metrics} >= {1, 2} and "loss" in named
     assert all(f"by_type/{kind}" in named for kind in ("choice", "number", "math", "text")), named

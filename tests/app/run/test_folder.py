@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mmrl.app.config.run import load
 from mmrl.app.evaluation.compare import compare
 from mmrl.app.report.data import load as load_run
 from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
-from mmrl.app.run.folder import RunDir, early_warnings, lines_of_changes
+from mmrl.app.run.folder import RunDir, early_warnings, lines_of_changes, read_lines
 from mmrl.app.run.launch import claimed_folder, missing_folders, take_next_free
 from mmrl.app.run.resume import changed_settings, check_resume, enter, is_finished, note_changes
 from mmrl.app.run.sample_files import digest_of_prompt
@@ -34,20 +34,17 @@ from mmrl.data.validate import FILE_ROW
 from mmrl.runtime.blame import AskedToLeaveError
 
 
-def test_a_new_run_notes_versions_and_an_old_one_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_new_run_notes_versions_an_old_one_is_never_overwritten_and_nothing_else_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        RunDir.open(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"holds neither config\.toml nor metrics\.jsonl"):
+        RunDir.open(tmp_path)
     run = RunDir.create(tmp_path / "a" / "run")
     assert json.loads(run.versions_file.read_text())["torch"]
     RunDir.create(run.path)
     run.append(1, {"loss": 1.0})
     with pytest.raises(ValueError, match=r"already holds a run: choose another output folder, or continue it with --resume"):
         RunDir.create(run.path)
-
-
-def test_opening_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
-        RunDir.open(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"holds neither config\.toml nor metrics\.jsonl"):
-        RunDir.open(tmp_path)
 
 
 def test_metrics_come_back_as_written_and_every_line_is_plain_json(tmp_path: Path) -> None:
@@ -94,30 +91,26 @@ def test_warnings_from_before_a_run_has_a_folder_come_first(tmp_path: Path) -> N
             log.warning("the clip range is wide")
         log.warning("after")
     log.warning("much later")
-    lines = [json.loads(text) for text in run.warnings_file.read_text().splitlines()]
+    lines = read_lines(run.warnings_file).lines
     assert [(line["step"], line["text"]) for line in lines] == [(0, "the data have duplicates"), (0, "the clip range is wide")]
     with early_warnings() as early:
         log.warning("the data have duplicates")
         log.warning("the disk is slow")
         with run.record_warnings(lambda: 5, early):
             log.warning("the clip range is wide")
-    texts = [json.loads(text)["text"] for text in run.warnings_file.read_text().splitlines()]
-    assert texts[2:] == ["the disk is slow", "the clip range is wide"], "a run that resumes says no early one twice"
+    texts = [line["text"] for line in read_lines(run.warnings_file).lines[2:]]
+    assert texts == ["the disk is slow", "the clip range is wide"], "a run that resumes says no early one twice"
 
 
 def test_warnings_are_recorded_with_their_step_and_only_inside(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path)
-    log = logging.getLogger("mmrl")
+    run, log = RunDir.create(tmp_path), logging.getLogger("mmrl")
     with run.record_warnings(lambda: 7):
         log.warning("%d %% unparsed", 30)
         logging.getLogger("mmrl.data").error("gone")
         log.info("fine")
     log.warning("after")
-    lines = [json.loads(text) for text in run.warnings_file.read_text().splitlines()]
-    assert lines == [
-        {"step": 7, "level": "warning", "text": "30 % unparsed"},
-        {"step": 7, "level": "error", "text": "gone"},
-    ]
+    told = [("warning", "30 % unparsed"), ("error", "gone")]
+    assert read_lines(run.warnings_file).lines == [{"step": 7, "level": level, "text": text} for level, text in told]
 
 
 def test_one_that_has_no_samples_file_yet_begins_again(tmp_path: Path):
@@ -176,7 +169,8 @@ def test_starts_at_the_same_time_take_different_folders(here: Path):
     assert sorted(path.name for path in taken) == ["image", *(f"image-{n}" for n in range(2, 9))]
 
 
-def test_the_folder_is_absolute_and_held(here: Path):
+def test_the_folder_is_absolute_and_held_and_missing_ones_are_told_lowest_first(here: Path):
+    assert missing_folders(here / "a" / "b") == [here / "a" / "b", here / "a"]
     with claimed_folder(Path("runs/image"), Ranks(), may_be_another=True) as path:
         assert path == here / "runs" / "image" and (path / ".lock").is_file()
         with claimed_folder(Path("runs/image"), Ranks(), may_be_another=True) as other:
@@ -192,22 +186,19 @@ def test_a_start_that_fails_leaves_nothing(error: type[BaseException], may_be_an
     assert list(here.iterdir()) == []
 
 
-def test_what_was_there_before_stays(here: Path):
-    (here / "out").mkdir()
-    (here / "runs").mkdir()
-    for wanted in ("out", "runs/image"):
-        with pytest.raises(ValueError, match="no"), claimed_folder(Path(wanted), Ranks()):
+def test_what_was_there_before_or_was_written_by_a_run_stays(here: Path):
+    def fail_in(wanted: str, write: Callable[[Path], object] = lambda path: None) -> None:
+        with pytest.raises(ValueError, match="no"), claimed_folder(Path(wanted), Ranks()) as path:
+            write(path)
             raise ValueError("no")
+
+    for name in ("out", "runs"):
+        (here / name).mkdir()
+    fail_in("out")
+    fail_in("runs/image")
     assert sorted(path.name for path in here.rglob("*")) == ["out", "runs"]
-
-
-def test_what_a_run_has_written_stays(here: Path):
-    with pytest.raises(ValueError, match="no"), claimed_folder(Path("out"), Ranks()) as path:
-        RunDir.create(path).config_file.write_text("")
-        raise ValueError("no")
-    with pytest.raises(ValueError, match="no"), claimed_folder(Path("other"), Ranks()) as path:
-        (path / "mine.txt").write_text("notes")
-        raise ValueError("no")
+    fail_in("out", lambda path: RunDir.create(path).config_file.write_text(""))
+    fail_in("other", lambda path: (path / "mine.txt").write_text("notes"))
     assert (here / "out" / "config.toml").is_file() and (here / "other" / "mine.txt").is_file()
 
 
@@ -217,10 +208,6 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(here: Path):
         pytest.fail("made")
     with pytest.raises(ValueError, match="file is no folder, and a run needs one"), claimed_folder(Path("file"), Ranks()):
         pytest.fail("held")
-
-
-def test_missing_folders_are_told_lowest_first(here: Path):
-    assert missing_folders(here / "a" / "b") == [here / "a" / "b", here / "a"]
 
 
 @pytest.mark.parametrize("words", [["output=out/put"], []])
@@ -339,8 +326,7 @@ def test_changes_stand_at_the_step_from_which_they_hold(run: RunDir):
     assert lines_of_changes(run) == []
 
 
-def test_a_run_goes_back_to_where_it_was_started(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_goes_back_to_where_it_was_started(run: RunDir, tmp_path: Path):
     start = tmp_path / "start"
     start.mkdir()
     run.start_file.write_text(f"{start}\n")
@@ -357,9 +343,8 @@ def test_a_run_goes_back_to_where_it_was_started(run: RunDir, tmp_path: Path, mo
 def test_a_changed_run_lists_it_before_its_first_step_and_in_every_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    start, other = tmp_path / "start", tmp_path / "other"
-    start.mkdir()
-    other.mkdir()
+    for folder in (start := tmp_path / "start", other := tmp_path / "other"):
+        folder.mkdir()
     monkeypatch.chdir(start)
     train(TrainArguments(SMALL, output=Path("run")))
     monkeypatch.chdir(other)
@@ -374,8 +359,7 @@ def test_a_changed_run_lists_it_before_its_first_step_and_in_every_file(
     assert f"Settings {sentence}." in load_run(run.path).notices
     assert sentence in run.report_file.read_text().replace("&gt;", ">")
     assert any(sentence in notice for notice in compare(run.path, run.path).notices)
-    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
-    assert {"step": 1, "run/changed_settings": 2.0} in lines
+    assert {"step": 1, "run/changed_settings": 2.0} in run.read_metrics().lines
     before = run.metrics_file.read_bytes()
     again = run_training(resolve(run), run.path)
     assert "is finished, with step 2 as its last" in capsys.readouterr().err

@@ -28,24 +28,27 @@ SMALL = ["prompts_per_step=1", "algorithm.group_size=2", "policy.sampling.max_ne
 
 def lines_of(run: Path) -> list[Any]:
     """What was written, drawn and scored in each step."""
-    return [
-        (line["digest"], line["scores"], line["parts"], line["image"])
-        for step in (1, 2)
-        for split in ("train", "eval")
-        for line in read_lines(RunDir(run).samples_file(split, step)).lines
-    ]
+    files = [RunDir(run).samples_file(split, step) for step in (1, 2) for split in ("train", "eval")]
+    names = ("digest", "scores", "parts", "image")
+    return [tuple(line[name] for name in names) for file in files for line in read_lines(file).lines]
+
+
+def resumed(folder: Path, ahead: int, *words: str) -> list[Any]:
+    """The lines of a run, which one that was stopped after a step and resumed has too."""
+    words = ("tiny/writer", *SMALL, *words, f"ahead={ahead}", f"cluster.samplers={ahead}", "save_every=1", "samples_every=1")
+    train(TrainArguments([*words], output=folder / "whole"))
+    train(TrainArguments([*words, "steps=1"], output=folder / "cut"))
+    train(TrainArguments(["steps=2"], resume=folder / "cut"))
+    whole = lines_of(folder / "whole")
+    assert lines_of(folder / "cut") == whole
+    return whole
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_resumed_writer_is_the_undisturbed_one_and_its_pictures_are_kept(tmp_path, ahead):
-    words = ["tiny/writer", *SMALL, f"ahead={ahead}", f"cluster.samplers={ahead}", "save_every=1", "samples_every=1"]
-    train(TrainArguments(words, output=tmp_path / "whole"))
+    whole = resumed(tmp_path, ahead)
     studio = next(iter(painting._STUDIOS.values()))
     assert studio.drawn < studio.asked, "the reward that watches draws nothing of its own"
-    train(TrainArguments([*words, "steps=1"], output=tmp_path / "cut"))
-    train(TrainArguments(["steps=2"], resume=tmp_path / "cut"))
-    whole = lines_of(tmp_path / "whole")
-    assert lines_of(tmp_path / "cut") == whole
     assert all((RunDir(tmp_path / "whole").samples / line[3]["file"]).is_file() for line in whole)
     assert "drawn/beside" in whole[-1][2] and "drawn/beside" not in whole[0][2]
     if not ahead:
@@ -167,14 +170,7 @@ def test_duets_that_cannot_be_played_are_refused_before_anybody_trains(tmp_path,
 
 
 PAINTER = "{model='tiny:sd3', num_steps=2, width=64, height=64}"
-SMALL_PAIRS = [
-    "tiny/writer",
-    "prompts_per_step=1",
-    "algorithm.group_size=2",
-    "policy.sampling.max_new_tokens=4",
-    "samples_every=1",
-]
-ONE = [*SMALL_PAIRS, "evaluation.num_prompts=0", "steps=1"]
+ONE = ["tiny/writer", *SMALL, "samples_every=1", "evaluation.num_prompts=0", "steps=1"]
 WORLD = [f"environment={{use='easel', form='plain', painter={PAINTER}}}", "environment.limits.turns=2"]
 FOUR = "{weights='nf4', lora={rank=2}}"
 
@@ -187,20 +183,8 @@ def inside(name: str, use: str) -> list[str]:
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_resumed_easel_is_the_undisturbed_one(tmp_path, ahead):
-    words = [*SMALL_PAIRS, *inside("shown", "jpeg_size"), STOPS, "evaluation.num_prompts=0", "save_every=1"]
-    words += [f"ahead={ahead}", f"cluster.samplers={ahead}"]
-    train(TrainArguments(words, output=tmp_path / "whole"))
-    train(TrainArguments([*words, "steps=1"], output=tmp_path / "cut"))
-    train(TrainArguments(["steps=2"], resume=tmp_path / "cut"))
-    found = [
-        [
-            (line["digest"], line["scores"], line["parts"])
-            for step in (1, 2)
-            for line in read_lines(RunDir(tmp_path / run).samples_file("train", step)).lines
-        ]
-        for run in ("whole", "cut")
-    ]
-    assert found[0] == found[1] and any(parts["shown/pictures"] for _, _, parts in found[0])
+    whole = resumed(tmp_path, ahead, *inside("shown", "jpeg_size"), STOPS, "evaluation.num_prompts=0")
+    assert any(parts["shown/pictures"] for _, _, parts, _ in whole)
 
 
 @pytest.mark.parametrize("words", [["policy.weights=nf4", "policy.lora.rank=2"], [f"reward.0.painter.policy={FOUR}"]])
@@ -220,8 +204,7 @@ def test_a_writer_and_a_painter_in_4_bits_take_a_step(tmp_path, words):
         (inside("drawn", "shape_edits"), "'drawn' cannot score 16 of 16 prompts"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_weights_load(tmp_path, monkeypatch, words, said):
-    monkeypatch.setattr("mmrl.app.run.build.policy_of_run", lambda *_: pytest.fail("weights were loaded"))
+def test_what_does_not_go_together_is_refused_before_weights_load(no_weights, tmp_path, words, said):
     with pytest.raises(ValueError, match=said):
         train(TrainArguments([*ONE, *words], output=tmp_path / "run"))
 

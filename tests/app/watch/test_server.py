@@ -103,10 +103,13 @@ def test_a_step_is_on_the_page_at_the_next_look(server: Server):
     assert {"state", "curves", "timing"} == set(json.loads(ask(server, f"/{{}}/feed?seen={marks}")[2]))
 
 
-def test_pictures_come_by_their_name(server: Server):
+def test_pictures_come_by_their_name_and_a_link_among_them_is_not_followed(server: Server):
     name = next(path.name for path in server.run.media.iterdir())
     status, headers, body = ask(server, f"/{{}}/media/{name}")
     assert (status, headers["content-type"]) == (200, "image/png") and body == (server.run.media / name).read_bytes()
+    link = server.run.media / ("b" * 20 + ".png")
+    link.symlink_to(server.run.config_file)
+    assert ask(server, f"/{{}}/media/{link.name}")[0] == 404
 
 
 @for_each(
@@ -127,12 +130,6 @@ def test_only_the_page_and_its_pictures_are_served_to_this_machine_under_the_tok
     status, _, body = ask(server, path, Host=host)
     assert status == wanted, (status, body)
     assert status == 200 or (body.decode().count("\n") == 1 and server.token not in body.decode())
-
-
-def test_a_link_among_the_pictures_is_not_followed(server: Server):
-    link = server.run.media / ("b" * 20 + ".png")
-    link.symlink_to(server.run.config_file)
-    assert ask(server, f"/{{}}/media/{link.name}")[0] == 404
 
 
 def test_requests_that_are_none_are_refused(server: Server):
@@ -190,12 +187,9 @@ def test_hostile_words_are_text(tmp_path: Path):
         assert Page(part["html"]).scripts == []
 
 
-def test_two_on_one_port_is_a_sentence(server: Server):
+def test_two_on_one_port_and_a_folder_without_a_run_are_a_sentence(server: Server, tmp_path: Path):
     with pytest.raises(ValueError, match=f"cannot listen on port {server.port} of '127.0.0.1'.*choose another port"):
         watch(server.run.path, server.port)
-
-
-def test_a_folder_without_a_run_is_the_usual_sentence(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="give the output folder of a run"):
         watch(tmp_path, 0)
 
@@ -206,29 +200,19 @@ def test_the_greeting_has_the_address_and_the_tunnel(server: Server):
     assert len(server.token) >= 32 and os.path.basename(server.address) == ""
 
 
-def test_a_half_written_line_is_left_until_it_is_whole(tmp_path: Path):
+def test_a_half_written_line_is_left_until_it_is_whole_and_what_was_read_is_not_read_again(tmp_path: Path):
+    """Bytes in front of the offset may change unseen."""
     file = tmp_path / "metrics.jsonl"
     tail = Tail(file)
     assert tail.fresh() == []
     file.write_text('{"step": 1}\n{"step": 2, "re')
     assert tail.fresh() == [{"step": 1}]
     assert tail.fresh() == []
-    with file.open("a") as stream:
-        stream.write('ward": 0.5}\n')
-    assert tail.fresh() == [{"step": 2, "reward": 0.5}] and tail.num_bad == 0
-
-
-def test_what_was_read_is_not_read_again(tmp_path: Path):
-    """Bytes in front of the offset may change unseen."""
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n')
-    tail = Tail(file)
-    tail.fresh()
     with file.open("r+") as stream:
         stream.write("x")
         stream.seek(0, os.SEEK_END)
-        stream.write('{"step": 2}\n')
-    assert tail.fresh() == [{"step": 2}] and tail.num_bad == 0
+        stream.write('ward": 0.5}\n')
+    assert tail.fresh() == [{"step": 2, "reward": 0.5}] and tail.num_bad == 0
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", "{}", '{"step": "x"}', '{"step": NaN}', "[" * 100_000, "\x00\xff"])
@@ -250,8 +234,7 @@ def test_a_file_that_was_cut_or_written_anew_is_another(tmp_path: Path):
     assert tail.is_another()
     tail = Tail(file)
     tail.fresh()
-    fresh = tmp_path / "metrics.jsonl.new"
-    fresh.write_text('{"step": 1}\n' * 3)
+    (fresh := tmp_path / "metrics.jsonl.new").write_text('{"step": 1}\n' * 3)
     os.replace(fresh, file)
     assert tail.is_another()
     file.unlink()
@@ -271,15 +254,12 @@ def test_a_long_series_is_means_of_neighbouring_lines():
     assert series.lines()[-1] == {"step": steps + 1, "a": 7.0}
 
 
-def test_what_is_not_finite_leaves_the_means():
+def test_what_is_not_finite_leaves_the_means_and_names_are_bounded():
     series = MetricTail()
     for step, value in enumerate(["NaN", 1.0, "Infinity", [3], None, {}, "1e400"], start=1):
         series.add({"step": step, "a": value})
     found = [line["a"] for line in series.lines()]
     assert found[1] == 1.0 and all(math.isnan(value) for i, value in enumerate(found) if i != 1)
-
-
-def test_names_are_bounded():
     series = MetricTail()
     for step in range(3):
         series.add({"step": step, **{f"{step}/{i}": 1.0 for i in range(MOST_NAMES)}})
