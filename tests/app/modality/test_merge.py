@@ -326,7 +326,7 @@ def test_an_adapter_of_a_variant_loads_and_merges_with_its_weights(vlm: Path, tm
     policy.save(tmp_path / "adapter")
     own = shutil.copytree(tmp_path / "adapter", tmp_path / "merged")
     lines = modality_of(config).snippet(policy, vlm.name, True)
-    assert 'model = load("THIS_FOLDER", variant="fp16")' in lines
+    assert 'model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER", variant="fp16")' in lines
     loaded: Any = load(tmp_path / "adapter", variant="fp16")
     merge_adapter(own, str(vlm), variant="fp16")
     merged: Any = load(own)
