@@ -54,6 +54,15 @@ def test_windows_depend_on_seed_and_step_alone(move):
         assert [make(1).window(s) for s in range(20)] != [make(2).window(s) for s in range(20)]
 
 
+def test_progressive_window_by_hand():
+    schedule = Window(8, 3, dwell=2, stride=2)
+    starts = [schedule.window(step)[0] for step in range(10)]
+    assert starts == [0, 0, 2, 2, 4, 4, 0, 0, 2, 2]
+    stays = Window(8, 3, dwell=2, stride=3, roll_back=False)
+    assert [stays.window(step)[0] for step in range(8)] == [0, 0, 3, 3, 4, 4, 4, 4]
+    assert [Window(8, 3, dwell=2, stride=0, low=1).window(step)[0] for step in range(5)] == [1] * 5
+
+
 def test_the_official_empty_window_is_refused_with_the_remedy():
     schedule = Window(25, 4, high=23, overrun=True)
     assert schedule.window(574) == [22] and schedule.window(575) == []
