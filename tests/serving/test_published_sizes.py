@@ -76,7 +76,8 @@ def mask2former() -> Any:
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
     sizes: dict[str, Any] = {"embed_dim": 96, "depths": [2, 2, 18, 2], "num_heads": [3, 6, 12, 24], "window_size": 7}
-    swin = SwinConfig(**sizes | {"out_features": [f"stage{i}" for i in range(1, 5)]})
+    sizes["out_features"] = [f"stage{i}" for i in range(1, 5)]
+    swin = SwinConfig(**sizes)
     return Mask2FormerForUniversalSegmentation(Mask2FormerConfig(backbone_config=swin, **COCO))
 
 
