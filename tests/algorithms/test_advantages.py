@@ -30,6 +30,7 @@ from mmrl.core.readings import OLD_ENTROPY, SIGMA, SOUND_ADVANTAGE, SOUND_FROM, 
 from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.policies.flow.read.evaluate import weigh_parts
 from tests.support.presets import FLOW, VIDEO
+from tests.support.refused import refused
 from tests.support.rows import FEW, make_batch, rollouts, scores, with_fields
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -318,12 +319,10 @@ def test_a_row_that_failed_leaves_its_group():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match=r"reach -1, below 0: set algorithm\.advantage\.weigh = false"):
-        credit(StepRewards(gamma=0.0), REWARDS - 1)
+    refused(r"reach -1, below 0: set algorithm\.advantage\.weigh = false", credit, StepRewards(gamma=0.0), REWARDS - 1)
     made, found = rows(REWARDS)
     bare = with_fields(found, values=[()] * len(found))
-    with pytest.raises(ValueError, match=r"rewards of 0 of 3 steps, .*: set algorithm\.schedule\.previews = true"):
-        PROCESS(made, bare)
+    refused(r"rewards of 0 of 3 steps, .*: set algorithm\.schedule\.previews = true", PROCESS, made, bare)
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, 7])
@@ -405,8 +404,7 @@ def test_a_part_without_an_advantage_is_not_moved():
 
 def test_samples_without_a_sound_are_refused():
     given = readings() | {SOUND_FROM: torch.zeros(2, 2)}
-    with pytest.raises(ValueError, match="draws no sound beside its clips: take LTX-2"):
-        TERM(given, make_batch(torch.ones(2, 2), torch.zeros(2), {}))
+    refused("draws no sound beside its clips: take LTX-2", TERM, given, make_batch(torch.ones(2, 2), torch.zeros(2), {}))
 
 
 def test_a_modality_without_a_reward_has_no_advantage_and_a_failed_reward_takes_the_row_out():
@@ -427,7 +425,5 @@ def test_a_modality_without_a_reward_has_no_advantage_and_a_failed_reward_takes_
     ],
 )
 def test_names_of_no_reward_are_refused(part: PerModality, said: str):
-    with pytest.raises(ValueError, match=said):
-        part.check_names(("light", "loud"))
-    with pytest.raises(ValueError, match="'x' is in of_clip and of_sound"):
-        PerModality(of_clip=("x",), of_sound=("x",))
+    refused(said, part.check_names, ("light", "loud"))
+    refused("'x' is in of_clip and of_sound", PerModality, of_clip=("x",), of_sound=("x",))

@@ -32,6 +32,7 @@ from mmrl.core.samples import segments_of
 from mmrl.core.types import Group, Prompt, Request, Revision, Sample, Scores, Shown
 from mmrl.training.collect import Collected
 from tests.support import fakes
+from tests.support.refused import refused
 from tests.support.rows import rollouts, scores, with_fields
 from tests.support.trainers import make_trainer
 
@@ -242,13 +243,10 @@ def test_data_without_the_column_is_refused(planner: Any):
 
 
 def test_what_cannot_be_written_is_refused():
-    with pytest.raises(ValueError, match="cannot write down"):
-        SelfHints().check_prompts([Prompt("p", answer={"a": 1})])
-    with pytest.raises(ValueError, match="cannot write down"):
-        Refinements().check_prompts([Prompt("p")])
+    refused("cannot write down", SelfHints().check_prompts, [Prompt("p", answer={"a": 1})])
+    refused("cannot write down", Refinements().check_prompts, [Prompt("p")])
     Refinements(critique="right_or_wrong").check_prompts([Prompt("p")])
-    with pytest.raises(ValueError, match="a text or a list of texts"):
-        hints_of(Prompt("p", columns={"hints": [1]}), "hints")
+    refused("a text or a list of texts", hints_of, Prompt("p", columns={"hints": [1]}), "hints")
 
 
 @pytest.mark.parametrize(
@@ -263,8 +261,7 @@ def test_what_cannot_be_written_is_refused():
     ],
 )
 def test_settings_that_do_nothing(make: Callable[[], Any], said: str):
-    with pytest.raises(ValueError, match=said):
-        make()
+    refused(said, make)
 
 
 def collected(name: str, function: Callable[[Group], Any], **columns: Any) -> Collected:

@@ -36,6 +36,7 @@ from mmrl.core.readings import (
 )
 from mmrl.core.types import Group, MediaSize, Prompt, Reading, Rollouts, Sample, Turn
 from tests.support.fakes import FakeTextPolicy
+from tests.support.refused import refused
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed_loss, with_fields
 from tests.support.trainers import make_trainer
 
@@ -61,8 +62,7 @@ def test_a_group_of_wrong_answers_teaches_and_one_of_perfect_answers_does_not():
 
 @pytest.mark.parametrize(("part", "said"), [(VirtualBest(), r"VirtualBest\.best"), (BetaNorm(), "weights of the rewards")])
 def test_rewards_beyond_one_are_refused(part: Advantage, said: str):
-    with pytest.raises(ValueError, match=said):
-        values(part, [0.0, 2.0], rows_of(["a", "b"]))
+    refused(said, values, part, [0.0, 2.0], rows_of(["a", "b"]))
 
 
 def test_even_halves_with_even_weights_are_half_of_the_plain_difference():
@@ -159,8 +159,7 @@ def test_the_likeliest_wrong_answer_counts_most():
 
 def test_short_needs_a_length():
     term, live = Discriminative(short=0.1), torch.zeros(2, 1)
-    with pytest.raises(ValueError, match="length is not set"):
-        loss(term, GroupSum(), live, live, torch.tensor([1.0, -1.0]))
+    refused("length is not set", loss, term, GroupSum(), live, live, torch.tensor([1.0, -1.0]))
     assert Algorithm(objective=((1.0, term),)).with_length(4).objective[0][1] == Discriminative(short=0.1, length=4)
 
 
@@ -286,8 +285,7 @@ def test_groups_whose_spans_scatter_count_less():
 
 def test_pictures_have_no_tokens_to_compare():
     batch = make_batch(torch.ones(2, 2), torch.tensor([1.0, -1.0]), graded([1.0, 0.0], 2))
-    with pytest.raises(ValueError, match="it is for text"):
-        ConflictTokens()(batch, counts_of(batch))
+    refused("it is for text", ConflictTokens(), batch, counts_of(batch))
 
 
 def test_a_thought_earns_what_it_adds_to_the_probability_of_the_truth():
@@ -305,8 +303,7 @@ def test_a_thought_earns_what_it_adds_to_the_probability_of_the_truth():
     plain = ReferenceProbability(debias=False)
     assert plain.reads == (REFERENCE_PROBABILITY,)
     torch.testing.assert_close(plain(before, rollouts(mask), frozen).values[:, -1], torch.tensor([0.7, 0.2, 0.5, 0.0]))
-    with pytest.raises(ValueError, match="a reward is named 'reference_probability' already"):
-        plain(found, rollouts(mask), frozen)
+    refused("a reward is named 'reference_probability' already", plain, found, rollouts(mask), frozen)
 
 
 def test_only_credit_is_amplified_and_only_where_tokens_are():

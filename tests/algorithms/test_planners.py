@@ -21,6 +21,7 @@ from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Sample, 
 from tests.evidence.turn_tasks import ROOMS
 from tests.support import fakes
 from tests.support.episodes import OBSERVED, Said, episode, rollouts_of, scores_of
+from tests.support.refused import refused
 from tests.support.rows import rollouts, scores
 from tests.support.trainers import make_trainer
 
@@ -299,10 +300,8 @@ def test_a_step_is_sampled_and_trained():
 def test_sets_of_one_and_groups_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match="'q' has no other wording in the column 'paraphrases', and a set of one agrees"):
         Wordings().check_prompts([PROMPT, Prompt("q", "Where?")])
-    with pytest.raises(ValueError, match=r"'p' has 3 wordings, and algorithm.group_size is 2: set it to 3 or more"):
-        Wordings().first([PROMPT], 2, 0, 0)
-    with pytest.raises(ValueError, match="at least two paraphrases"):
-        Agreement().of_group(Group(0, Prompt("q"), (Sample("a"), Sample("b"))))
+    refused(r"'p' has 3 wordings, and algorithm.group_size is 2: set it to 3 or more", Wordings().first, [PROMPT], 2, 0, 0)
+    refused("at least two paraphrases", Agreement().of_group, Group(0, Prompt("q"), (Sample("a"), Sample("b"))))
 
 
 def test_tokens_above_the_pivot_are_drawn_hotter_and_those_below_colder():

@@ -42,6 +42,7 @@ from mmrl.core.readings import ENTROPY, GROUP_DIVERGENCE, LOGPROBS, OLD_ENTROPY,
 from mmrl.core.types import ClipRange, Credit, Reading, Rollouts, Scope, Scores
 from tests.support.each import for_each
 from tests.support.fakes import FakeTextPolicy
+from tests.support.refused import refused
 from tests.support.rows import TEXT_PRESETS
 
 ALONE = {"adapt_think", "ngrpo", "nsr", "psr", "reinforce_pp", "riskpo", "spo", "spo_segment", "w_reinforce"}
@@ -92,8 +93,7 @@ def test_presets_are_made_of_parts(name):
 
 def test_check_names_what_the_policy_lacks():
     algorithm = Algorithm(objective=((1.0, Clip()), (0.1, Entropy())))
-    with pytest.raises(ValueError, match=r"reads \['entropy'\]; FakeTextPolicy offers \['logprobs'\]"):
-        algorithm.check(offering("logprobs"))
+    refused(r"reads \['entropy'\]; FakeTextPolicy offers \['logprobs'\]", algorithm.check, offering("logprobs"))
 
 
 def reading(part: type, read: Reading) -> Any:
@@ -112,8 +112,7 @@ def reading(part: type, read: Reading) -> Any:
     ids=["weight", "advantage", "term of groups", "group of two"],
 )
 def test_readings_of_moving_weights_and_too_few_samples_are_refused(algorithm: Algorithm, said: str):
-    with pytest.raises(ValueError, match=said):
-        algorithm.check(offering("logprobs", "entropy", "group_divergence"))
+    refused(said, algorithm.check, offering("logprobs", "entropy", "group_divergence"))
 
 
 SETTINGS: list[tuple[Callable[[], Any], str]] = [
@@ -137,8 +136,7 @@ SETTINGS: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("made", "told"), SETTINGS)
 def test_settings_that_would_do_nothing_or_overflow_are_refused(made: Callable[[], Any], told: str):
-    with pytest.raises(ValueError, match=told):
-        made()
+    refused(told, made)
 
 
 @for_each("name", sorted(set(TEXT_PRESETS) - ALONE))
@@ -162,8 +160,7 @@ def test_a_lone_sample_is_allowed_where_nothing_is_compared():
 )
 def test_check_refuses_to_compare_the_sampler_with_itself(changes):
     algorithm = replace(PRESETS["grpo"], **changes)
-    with pytest.raises(ValueError, match=r"set algorithm\.old = 'reread'"):
-        algorithm.check(offering("logprobs"))
+    refused(r"set algorithm\.old = 'reread'", algorithm.check, offering("logprobs"))
     replace(algorithm, old="reread").check(offering("logprobs"))
 
 

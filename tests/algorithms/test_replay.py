@@ -25,6 +25,7 @@ from mmrl.core.types import Credit, Observation, Prompt, Revision, StoredRow, Tu
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.refused import refused
 from tests.support.rows import rollouts, scores
 from tests.support.trainers import at_most_one, make_trainer, weights
 
@@ -65,8 +66,7 @@ def test_rows_of_another_vocabulary_or_without_their_prompt_are_refused():
     other.begin(prompts(), "syllables")
     with pytest.raises(ValueError, match="holds 1 rows of another vocabulary than this policy's: resume with the model"):
         other.load_state_dict(buffer.state_dict())
-    with pytest.raises(ValueError, match="an answer to prompt 'gone', which the data do not have"):
-        buffer.request(kept("gone", 1), -1)
+    refused("an answer to prompt 'gone', which the data do not have", buffer.request, kept("gone", 1), -1)
 
 
 def fill(planner: ReplayInformative | ReplayGroups, rows: Sequence[Kept]) -> None:
@@ -248,8 +248,7 @@ def test_a_policy_that_keeps_its_reference_is_refused():
     class Keeping(FakeTextPolicy):
         end_step = PolicyHooks.end_step  # pyright: ignore[reportAssignmentType]
 
-    with pytest.raises(ValueError, match=r"BetweenReferences changes its reference after step 2, which Keeping cannot"):
-        switching().check(Keeping())
+    refused(r"BetweenReferences changes its reference after step 2, which Keeping cannot", switching().check, Keeping())
 
 
 def test_tokens_are_drawn_hotter_where_the_step_before_was_unsure():
@@ -276,8 +275,7 @@ def test_servers_do_not_know_temperatures_of_tokens():
     class Elsewhere(FakeTextPolicy):
         exact_sampler = False
 
-    with pytest.raises(ValueError, match=r"ByDoubt draws every token.*\[policy\.engine\].*planner\.kind = 'Once'"):
-        PRESETS["hapo"].check(Elsewhere())
+    refused(r"ByDoubt draws every token.*\[policy\.engine\].*planner\.kind = 'Once'", PRESETS["hapo"].check, Elsewhere())
     replace(PRESETS["hapo"], planner=Once()).check(Elsewhere())
 
 

@@ -20,6 +20,7 @@ from mmrl.core.types import Prompt
 from mmrl.data.sources import Marking, Sources, StreamedSources, first_of_each, join_sources, mark_all
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.each import for_each
+from tests.support.refused import refused
 
 PROMPTS = [Prompt(str(i)) for i in range(7)]
 
@@ -76,10 +77,8 @@ def test_an_iterator_lasts_one_epoch_and_does_not_rewind():
     sampler = Streamed(iter(PROMPTS), buffer_size=2)
     state = sampler.state_dict()
     assert sorted(ids(sampler.draw(7))) == ids(PROMPTS)
-    with pytest.raises(ValueError, match="cannot be rewound"):
-        sampler.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"gave nothing in epoch 1.*__iter__ starts anew"):
-        sampler.draw(1)
+    refused("cannot be rewound", sampler.load_state_dict, state)
+    refused(r"gave nothing in epoch 1.*__iter__ starts anew", sampler.draw, 1)
 
 
 def test_a_buffer_of_one_keeps_the_order():
@@ -169,8 +168,7 @@ def test_among_equal_chances_the_first_prompts_come_first():
 
 @every
 def test_a_state_of_other_data_or_another_seed_is_refused(make: Callable[..., Any]):
-    with pytest.raises(ValueError, match="has seed 1, this run has 0"):
-        make().load_state_dict(make(1).state_dict())
+    refused("has seed 1, this run has 0", make().load_state_dict, make(1).state_dict())
 
 
 def share_of_mixed(drawn: list[list[str]]) -> float:
@@ -389,5 +387,4 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("make", "said"), REFUSED)
 def test_data_and_states_it_cannot_use_are_refused(make: Callable[[], Any], said: str):
-    with pytest.raises(ValueError, match=said):
-        make()
+    refused(said, make)

@@ -24,6 +24,7 @@ from mmrl.algorithms.weights.importance import Difficulty
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Group, Prompt, Sample, Status, Video
+from tests.support.refused import refused
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed_loss, with_columns, with_fields
 
 CLIP = Video("a.mp4", fps=2.0)
@@ -69,8 +70,7 @@ def test_masked_patches_are_black_and_the_others_untouched():
     assert all(a != b for a, b in zip(black, same, strict=True))
     assert 0.4 < np.mean(black) < 0.8
     assert (np.asarray(MaskPatches(0.0)(prompt, 4).media[0]) == plain).all()
-    with pytest.raises(ValueError, match=r"prompt 'v' shows a clip.*pictures only"):
-        MaskPatches()(Prompt("v", "", (CLIP,)), 0)
+    refused(r"prompt 'v' shows a clip.*pictures only", MaskPatches(), Prompt("v", "", (CLIP,)), 0)
 
 
 def test_views_are_named_by_the_parts_that_need_them():
@@ -212,12 +212,9 @@ def test_the_truth_is_one_of_the_group():
     texts = ["1.50 to 4.00", "B", "0.00 to 2.00", "3", "A, C"]
     assert [r.written for r in requests[1::2]] == [f"<answer>{text}</answer>" for text in texts]
     assert all(a.prompt is b.prompt for a, b in zip(requests[::2], requests[1::2], strict=True))
-    with pytest.raises(ValueError, match=r"prompt 'x' has the answer \{\}"):
-        WithTruth().first([Prompt("x", answer={})], 4, 0, 1)
-    with pytest.raises(ValueError, match=r"span 3 to 9 \(frames\)"):
-        WithTruth().first([Prompt("x", answer=Interval(3, 9, "frames"))], 4, 0, 1)
-    with pytest.raises(ValueError, match=r"group_size to 2 or more"):
-        WithTruth().first(prompts, 1, 0, 1)
+    refused(r"prompt 'x' has the answer \{\}", WithTruth().first, [Prompt("x", answer={})], 4, 0, 1)
+    refused(r"span 3 to 9 \(frames\)", WithTruth().first, [Prompt("x", answer=Interval(3, 9, "frames"))], 4, 0, 1)
+    refused(r"group_size to 2 or more", WithTruth().first, prompts, 1, 0, 1)
 
 
 def test_some_prompts_ask_for_the_answer_alone():
@@ -295,8 +292,7 @@ def test_overlong_penalty_wants_a_length_and_its_name():
     with pytest.raises(ValueError, match=r"OverlongPenalty.length is not set.*max_new_tokens"):
         OverlongPenalty()(scores(torch.ones(1, 1)), rollouts(torch.ones(1, 1)), {})
     taken = replace(scores(torch.ones(1, 1)), names=("overlong",))
-    with pytest.raises(ValueError, match="rename the reward"):
-        OverlongPenalty(10)(taken, rollouts(torch.ones(1, 1)), {})
+    refused("rename the reward", OverlongPenalty(10), taken, rollouts(torch.ones(1, 1)), {})
 
 
 def test_truncated_rows_do_not_train():
@@ -307,8 +303,7 @@ def test_truncated_rows_do_not_train():
 def test_difficulty_is_a_column_of_the_prompt():
     batch = make_batch(with_columns(rollouts(torch.ones(3, 2), [1, 0, 1]), difficulty=[2, 1]), torch.zeros(3), {})
     assert Difficulty()(batch, counts_of(batch)).tolist() == [[2, 2], [1, 1], [2, 2]]
-    with pytest.raises(ValueError, match=r"prompt '1' has None in column 'size'.*name another column"):
-        Difficulty("size")(batch, counts_of(batch))
+    refused(r"prompt '1' has None in column 'size'.*name another column", Difficulty("size"), batch, counts_of(batch))
 
 
 NAN = float("nan")
@@ -355,8 +350,7 @@ def test_gates_name_rewards():
         ValueError, match=r"Gate\.by is 'forma'; the run has the rewards \['iou', 'count', 'format'\]: name one of them"
     ):
         Gate(by="forma")(given, rows(1), {})
-    with pytest.raises(ValueError, match="'iou_gated' already"):
-        Gate()(replace(given, names=("iou", "iou_gated", "format")), rows(1), {})
+    refused("'iou_gated' already", Gate(), replace(given, names=("iou", "iou_gated", "format")), rows(1), {})
 
 
 def test_the_minimum():

@@ -25,6 +25,7 @@ from mmrl.app.run.build import build
 from mmrl.core.readings import LOGPROBS, OLD_VALUE, REF_LOGPROBS, REWARD, VALUE
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts
 from mmrl.training.trainer import Trainer
+from tests.support.refused import refused
 from tests.support.rows import make_batch, rollouts, scores, weighed_loss, with_columns
 
 PROMPT = Prompt("p", "which?", answer="(3,4)", columns={"completion": "<think>Left.</think>(3,4)", "number": 7})
@@ -70,8 +71,7 @@ def test_a_share_of_prompts_is_taught_and_the_others_are_sampled():
     ],
 )
 def test_refused(planner: Taught, prompt: Prompt, message: str):
-    with pytest.raises(ValueError, match=message):
-        planner.check_prompts([prompt])
+    refused(message, planner.check_prompts, [prompt])
     Taught().check_prompts([PROMPT])
 
 
@@ -104,8 +104,7 @@ def test_a_pair_is_two_rows_of_one_group_the_preferred_one_first():
     ],
 )
 def test_pairs_that_teach_nothing_are_refused(columns: dict[str, object], message: str):
-    with pytest.raises(ValueError, match=message):
-        Pairs().check_prompts([replace(PAIR, columns=columns)])
+    refused(message, Pairs().check_prompts, [replace(PAIR, columns=columns)])
 
 
 def test_pairs_that_contradict_each_other_are_refused():
@@ -131,8 +130,7 @@ def test_smoothing_is_the_mixture_of_a_pair_and_itself_turned_over():
     assert mixed.item() == pytest.approx(0.9 * plain.item() + 0.1 * turned)
     assert of_plain[0, 0] < of_mixed[0, 0] < 0 < of_mixed[1, 0] < of_plain[1, 0] and of_mixed[1, 1] == 0
     assert loss_of(Preference(0.5, smoothing=0.5), torch.tensor([[-0.5, -1.0], [-2.0, 9.0]]))[1].abs().max() == 0
-    with pytest.raises(ValueError, match="loss is 'ipo'"):
-        Preference(loss="ipo", smoothing=0.1)
+    refused("loss is 'ipo'", Preference, loss="ipo", smoothing=0.1)
 
 
 def test_the_likelihood_of_the_chosen_is_its_mean_over_tokens():
@@ -171,8 +169,7 @@ def test_clear_pairs_have_a_larger_beta():
     ],
 )
 def test_settings_of_pairs_that_do_not_go_together(settings: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        Preference(**settings)
+    refused(message, Preference, **settings)
 
 
 LOOKS, TEXT = Reading("score/looks"), Reading("score/text")
@@ -236,8 +233,7 @@ def test_ratings_are_squares():
     ],
 )
 def test_columns_that_say_nothing_are_refused(term: PairScores | Ratings, columns: dict[str, object], message: str):
-    with pytest.raises(ValueError, match=message):
-        term.check_prompts([Prompt("p", "", columns=columns)])
+    refused(message, term.check_prompts, [Prompt("p", "", columns=columns)])
     with pytest.raises(ValueError, match="all 2 ratings that were looked at are 3, so"):
         Ratings().check_prompts([Prompt(name, "", columns={"rating": 3}) for name in "pq"])
     PairScores(AXES).check_prompts([Prompt("p", "", columns={"axis": "text", "margin": 2})])
@@ -265,8 +261,7 @@ def test_the_preferred_picture_is_shown_first_and_nothing_is_written_of_either()
     ],
 )
 def test_pairs_of_pictures_that_decide_nothing_are_refused(prompt: Prompt, message: str):
-    with pytest.raises(ValueError, match=message):
-        PicturePairs().check_prompts([prompt])
+    refused(message, PicturePairs().check_prompts, [prompt])
 
 
 MASK = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
@@ -393,5 +388,4 @@ def test_prompts_are_drawn_by_what_the_head_expects_and_again_after_a_pause():
 
 
 def test_nobody_expects_anything_without_a_head():
-    with pytest.raises(ValueError, match=r"asks a value head: set policy.scores"):
-        NearestValue([Prompt("a")]).draw(1)
+    refused(r"asks a value head: set policy.scores", NearestValue([Prompt("a")]).draw, 1)
