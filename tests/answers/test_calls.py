@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from mmrl.answers.calls import LONGEST, Call, CallError, Form, parse_call, without_thoughts
+from tests.support.refused import refused
 
 ZOOM = Call("image_zoom_in_tool", {"bbox_2d": [120, 40, 360.5, 288], "label": "the red sign"})
 DEEPEYES = (
@@ -77,8 +78,7 @@ def test_what_calls_nothing_is_none(text: str, form: Form):
 def test_a_bare_list_is_the_argument_of_the_tool_that_is_named():
     text = "<tool_call>[100, 200, 225, 325]</tool_call>"
     assert parse_call(text, "tags", ("zoom", "bbox_2d")) == Call("zoom", {"bbox_2d": [100, 200, 225, 325]})
-    with pytest.raises(CallError, match="a call is a JSON object"):
-        parse_call(text, "tags")
+    refused("a call is a JSON object", parse_call, text, "tags", error=CallError)
 
 
 def tags(inside: str) -> str:
@@ -166,7 +166,5 @@ def test_arguments_are_read_or_named():
         ("absent", 4, "zoom needs absent: a list of 4 numbers"),
     ]
     for key, count, message in wrong:
-        with pytest.raises(CallError, match=message):
-            call.numbers(key, count)
-    with pytest.raises(CallError, match="zoom needs t: a text"):
-        call.text("t")
+        refused(message, call.numbers, key, count, error=CallError)
+    refused("zoom needs t: a text", call.text, "t", error=CallError)

@@ -14,6 +14,7 @@ from mmrl.answers.spans.sounds import Ear, check_sound, read_wave, sound_part
 from mmrl.app.commands.data import check as check_rows
 from mmrl.core.samples import AUDIO, Audio, Prompt, kind_of
 from mmrl.data.validate import check as check_prompts
+from tests.support.refused import refused
 from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 
 EAR = Ear(16_000, 30.0)
@@ -82,8 +83,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path: Path, name: str):
     write, said = BROKEN[name]
     write(file := tmp_path / f"{name}.wav")
-    with pytest.raises((ValueError, FileNotFoundError), match=said) as error:
-        read_wave(Audio(str(file)), EAR)
+    error = refused(said, read_wave, Audio(str(file)), EAR, error=(ValueError, FileNotFoundError))
     assert name in str(error.value) and "\n" not in str(error.value)
 
 
@@ -91,8 +91,7 @@ def test_a_wave_file_that_ends_early_is_refused(tmp_path: Path):
     sound = write_wav(tmp_path / "a.wav", [tone(5.0)])
     file = Path(sound.source)
     file.write_bytes(file.read_bytes()[:40_000])
-    with pytest.raises(ValueError, match=r"is cut short: it promises 160044 bytes and holds 40000"):
-        read_wave(sound, EAR)
+    refused(r"is cut short: it promises 160044 bytes and holds 40000", read_wave, sound, EAR)
 
 
 def test_hours_of_sound_are_refused_unless_a_part_is_named_and_never_held(tmp_path: Path):
@@ -131,8 +130,7 @@ def test_samples_that_no_model_can_be_given_are_found_before_training(tmp_path: 
         lambda: check_prompts([Prompt("p", "how often?", (sound,))]).raise_if_bad(),
     )
     for look in looks:
-        with pytest.raises(ValueError, match=rf"odd\.wav' (holds|has) samples .*{said}"):
-            look()
+        refused(rf"odd\.wav' (holds|has) samples .*{said}", look)
 
 
 def test_sounds_that_pass_are_measured(tmp_path: Path):

@@ -15,6 +15,7 @@ from mmrl.answers.spans.interval import Interval
 from mmrl.answers.written import Way, format_answer
 from mmrl.core.types import Group, MediaSize, Prompt, Sample
 from tests.support.each import for_each
+from tests.support.refused import refused
 
 SIZE = MediaSize(640, 480, 644, 476)
 BOXES = (
@@ -48,10 +49,8 @@ def test_boxes_are_read_back_in_every_space_to_half_a_unit(truth, space, templat
 
 def test_a_model_that_is_not_known_to_write_boxes_is_refused_and_so_is_a_size_that_is_missing():
     prompt = Prompt("p", "?", answer=BOXES[0])
-    with pytest.raises(ValueError, match=r"prompt 'p': the answer is made of boxes, .*set policy.box_space to pixel, resized"):
-        Way().of(prompt, SIZE)
-    with pytest.raises(ValueError, match="prompt 'p': space 'pixel' needs the picture's size"):
-        Way("norm1000").of(prompt, None)
+    refused(r"prompt 'p': the answer is made of boxes, .*set policy.box_space to pixel, resized", Way().of, prompt, SIZE)
+    refused("prompt 'p': space 'pixel' needs the picture's size", Way("norm1000").of, prompt, None)
     assert Way("pixel").of(prompt, None) == '[{"bbox_2d": [64, 48, 320, 240], "label": "cat"}]'
 
 
@@ -94,8 +93,7 @@ def test_letters_numbers_and_texts():
         sample = Sample(Way(template=template).of(letters, None))
         assert read_letters(letters, sample.text or "") == true_letters(letters) == {"A", "C"}
     for answer in (None, {"a": 1}, "", object()):
-        with pytest.raises(ValueError, match="cannot be written: it is no text, number, box, span or list of these"):
-            format_answer(answer)
+        refused("cannot be written: it is no text, number, box, span or list of these", format_answer, answer)
 
 
 def test_behind_a_thought_that_the_template_opened_the_answer_is_still_one():
@@ -134,5 +132,4 @@ def test_points_are_converted_too_and_thin_boxes_stay_boxes():
     assert convert_boxes("64, 240", "pixel", "norm1", SIZE) == "0.1, 0.5"
     assert convert_boxes("[639.9, 0, 640, 480]", "pixel", "norm1000", SIZE) == "[999, 0, 1000, 1000]"
     assert convert_boxes("no box", "pixel", "norm1000", None) == "no box"
-    with pytest.raises(ValueError, match="space 'pixel' needs the picture's size"):
-        convert_boxes("[1, 2, 3, 4]", "pixel", "norm1000", None)
+    refused("space 'pixel' needs the picture's size", convert_boxes, "[1, 2, 3, 4]", "pixel", "norm1000", None)

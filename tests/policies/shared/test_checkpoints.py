@@ -30,6 +30,7 @@ from mmrl.policies.text.settings import TextPolicyConfig
 from tests.attacks import models
 from tests.attacks.models import Damage, change, config
 from tests.support import flow_policies
+from tests.support.refused import refused
 from tests.support.text_policies import make
 
 Change = Callable[[Path], Path]
@@ -78,8 +79,7 @@ def test_adapters_of_text_that_cannot_be_loaded_name_the_remedy(tiny, tmp_path: 
     shutil.copy(file, bare)
     remedy = r"as peft saves it: name the folder with adapter_config\.json"
     for place, said in ((file, "is one file, .*" + remedy), (bare, r"holds no adapter_config\.json, .*" + remedy)):
-        with pytest.raises(ValueError, match=said):
-            make(tiny("qwen3_vl"), lora=LoraSettings(adapter=str(place)))
+        refused(said, make, tiny("qwen3_vl"), lora=LoraSettings(adapter=str(place)))
     for other in (weights[HEAD] + 1, weights[HEAD][:-1].contiguous()):
         save_file(weights | {HEAD: other}, file, {"format": "pt"})
         with pytest.raises(ValueError, match=r"holds 1 weights of the model itself that are not .*lm_head.*merge it in peft"):
@@ -170,8 +170,7 @@ NO_FILES: dict[str, tuple[str, Change, str]] = {
 @pytest.mark.parametrize(("family", "change", "said"), NO_FILES.values(), ids=NO_FILES)
 def test_files_that_cannot_be_loaded_name_the_remedy(pipeline, saved, tmp_path: Path, family: str, change: Change, said: str):
     place = change(Path(shutil.copytree(saved(family)[0], tmp_path / "adapter")))
-    with pytest.raises(ValueError, match=said):
-        generator(pipeline(family), adapter=str(place))
+    refused(said, generator, pipeline(family), adapter=str(place))
 
 
 PART, BIAS = f"transformer/{models.PART}", "pos_embed.proj.bias"
@@ -265,8 +264,7 @@ def test_names_of_files_tell_variants(tmp_path: Path):
     ],
 )
 def test_a_missing_variant_names_those_that_exist(parts: dict[str, set[str]], variant: str | None, words: str):
-    with pytest.raises(ValueError, match=words):
-        refuse_variant(parts, variant, "M")
+    refused(words, refuse_variant, parts, variant, "M")
 
 
 def test_parts_without_the_variant_have_plain_weights_and_configs_alone_have_none():
@@ -301,8 +299,7 @@ def test_a_template_that_would_not_end_is_refused(name: str):
 
 
 def test_a_template_by_name_is_looked_at_too():
-    with pytest.raises(ValueError, match="200,000 turns"):
-        refuse_endless({"default": "a", "tools": ENDLESS["two loops"]}, "m")
+    refused("200,000 turns", refuse_endless, {"default": "a", "tools": ENDLESS["two loops"]}, "m")
 
 
 @pytest.mark.parametrize("template", [chat_template("<image>"), "{{ raise_exception('no') }}", "{% broken", None])

@@ -25,6 +25,7 @@ from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import EngineConfig, QuantizedSettings, TextPolicyConfig
 from tests.attacks import models
 from tests.attacks.models import Damage
+from tests.support.refused import refused
 from tests.support.stored_codes import store_codes
 from tests.support.text_policies import (
     EVERY,
@@ -113,8 +114,7 @@ def test_adapters_of_frozen_layers_do_not_train(tiny):
     whole, part = (trained(in_4_bits(tiny("qwen3_vl"), freeze=freeze)) for freeze in ((), ("layers:0-0",)))
     assert part and whole - part == {name for name in whole if ".layers.0." in name}
     assert part == trained(make(tiny("qwen3_vl"), lora=LORA, freeze=("layers:0-0",)))
-    with pytest.raises(ValueError, match=r"policy.freeze = \['language'\] leaves nothing to train"):
-        in_4_bits(tiny("qwen3_vl"), freeze=("language",))
+    refused(r"policy.freeze = \['language'\] leaves nothing to train", in_4_bits, tiny("qwen3_vl"), freeze=("language",))
 
 
 def test_an_adapter_goes_on_beside_the_same_codes_alone(tiny, tmp_path):
@@ -125,8 +125,7 @@ def test_an_adapter_goes_on_beside_the_same_codes_alone(tiny, tmp_path):
         in_4_bits(tiny("qwen3_vl"), quantized=QuantizedSettings(("language", "vision"))),
         make(tiny("qwen3_vl"), lora=LORA),
     ):
-        with pytest.raises(ValueError, match=r"belongs to other weights in 4 bits than those of policy.model .*qwen3_vl"):
-            other.load_state_dict(state)
+        refused(r"belongs to other weights in 4 bits than those of policy.model .*qwen3_vl", other.load_state_dict, state)
 
 
 def test_an_adapter_merged_into_the_rounded_model_answers_as_it_did(tiny, tmp_path):
@@ -147,8 +146,7 @@ def test_weights_that_are_no_numbers_are_refused(tiny, tmp_path):
     name = next(name for name in sorted(weights) if "q_proj" in name)
     weights[name][0, 0] = torch.nan
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"holds NaN or infinity in 1 tensors \(.*q_proj.weight\)"):
-        make(str(folder), weights="nf4", lora=LORA)
+    refused(r"holds NaN or infinity in 1 tensors \(.*q_proj.weight\)", make, str(folder), weights="nf4", lora=LORA)
 
 
 def test_experts_that_are_one_tensor_are_refused_before_weights_load(tiny):
@@ -165,8 +163,7 @@ def test_experts_that_are_one_tensor_are_refused_before_weights_load(tiny):
     family = family_of(load_config(TextPolicyConfig(tiny("qwen3_vl"))))
     with pytest.raises(ValueError, match=r"80% of what many_experts would quantize lies in experts that are one tensor"):
         layers_to_quantize(Experts(), family, ("language",))
-    with pytest.raises(ValueError, match=r"parts holds 'vision', where many_experts has no linear layers"):
-        layers_to_quantize(Experts(), family, ("vision",))
+    refused(r"parts holds 'vision', where many_experts has no linear layers", layers_to_quantize, Experts(), family, ("vision",))
 
 
 LAYERS = r"^(?!.*visual).*layers\.\d+\..*_proj\.weight$"
@@ -227,21 +224,18 @@ def test_codes_that_are_not_as_they_should_be_are_refused_by_name(tiny, case: st
     words, damage, double = CASES[case]
     folder = store_codes(tiny("qwen2_5_vl"), tmp_path / "model", r"model\.layers\..*proj\.weight", double)
     damage(folder)
-    with pytest.raises(ValueError, match=r"policy\.model") as caught:
-        make(str(folder), lora=LORA)
+    caught = refused(r"policy\.model", make, str(folder), lora=LORA)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_a_file_cut_short_and_weights_that_would_train_are_refused(tiny, tmp_path: Path):
     folder = store_codes(tiny("qwen3_vl"), tmp_path / "qwen3_vl", LAYERS)
-    with pytest.raises(ValueError, match=r"is stored in 4 bits, which do not train: add \[policy.lora\]"):
-        make(str(folder))
+    refused(r"is stored in 4 bits, which do not train: add \[policy.lora\]", make, str(folder))
     with pytest.raises(ValueError, match=r"is stored in 4 bits, which vLLM cannot read: remove \[policy.engine\], or take"):
         make(str(folder), lora=LORA, engine=EngineConfig(url=("http://127.0.0.1:9",)))
     [file] = folder.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"its file .*model.safetensors is cut short or broken"):
-        make(str(folder), lora=LORA)
+    refused(r"its file .*model.safetensors is cut short or broken", make, str(folder), lora=LORA)
 
 
 HOST = QuantizedSettings(embeddings="host")
@@ -275,5 +269,4 @@ def test_a_policy_reads_writes_and_learns_as_before(tiny, family: str):
 def test_a_head_that_is_the_same_table_keeps_it_on_the_device(tiny):
     config = TextPolicyConfig(tiny("gemma3"), weights="nf4", lora=LORA, quantized=HOST)
     for build in (TextPolicy, meta_model):
-        with pytest.raises(ValueError, match=r"embeddings is 'host', and the head of policy.model .*gemma3.*is the same table"):
-            build(config)
+        refused(r"embeddings is 'host', and the head of policy.model .*gemma3.*is the same table", build, config)

@@ -18,6 +18,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.trace import Inset, Insets, TextTrace, join, numbers_of, offsets_of, types_of
 from mmrl.policies.text.write.rollout import check_sampling
+from tests.support.refused import refused
 from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, make, mixed, picture, prompts, text_trace
 
 PROMPT = Prompt("p", "where?", (picture(0),))
@@ -57,8 +58,7 @@ def test_given_text_is_read_and_not_sampled(tiny):
     assert again.groups[0].samples[0] == drawn
     read = logprobs(policy, rollouts)
     assert read.isfinite().all() and (read[0, :4] < 0).all() and (read[0, 4:] == 0).all()
-    with pytest.raises(ValueError, match="prompt 'p' holds the tokens"):
-        policy.rollout([Request(PROMPT, 1, 0, role="injected", written="<|image_pad|>")])
+    refused("prompt 'p' holds the tokens", policy.rollout, [Request(PROMPT, 1, 0, role="injected", written="<|image_pad|>")])
 
 
 def test_requests_nobody_can_serve_are_refused(tiny):
@@ -68,15 +68,11 @@ def test_requests_nobody_can_serve_are_refused(tiny):
         (Request(PROMPT, 1, 0, model="ema"), "weights 'ema'; this policy keeps policy, ref"),
         (Request(PROMPT, 1, 0, role="injected"), "'injected' but no text"),
     ):
-        with pytest.raises(ValueError, match=message):
-            policy.rollout([wrong])
-    with pytest.raises(ValueError, match="group 0 holds prompts 'p' and 'none'"):
-        policy.rollout([Request(PROMPT, 1, 0), Request(prompts()[2], 1, 0)])
-    with pytest.raises(ValueError, match="not with dict"):
-        check_sampling({"temperature": 0}, policy.config.sampling)
+        refused(message, policy.rollout, [wrong])
+    refused("group 0 holds prompts 'p' and 'none'", policy.rollout, [Request(PROMPT, 1, 0), Request(prompts()[2], 1, 0)])
+    refused("not with dict", check_sampling, {"temperature": 0}, policy.config.sampling)
     rollouts = policy.rollout([Request(PROMPT, 1, 0)])
-    with pytest.raises(ValueError, match="model 'ema'"):
-        policy.read(rollouts.trace, [LOGPROBS._replace(model="ema")], rollouts.action_mask)
+    refused("model 'ema'", policy.read, rollouts.trace, [LOGPROBS._replace(model="ema")], rollouts.action_mask)
 
 
 def test_no_requests_give_no_rows(tiny):
@@ -103,8 +99,7 @@ def test_rows_can_be_taken_repeated_and_joined(tiny):
     assert len(joined.prompts) == 8, "prompts of the first trace are kept once; those of the second have their names alone"
     lengths = text_trace(a.trace).lengths
     assert torch.equal(joined.lengths, torch.cat([lengths, text_trace(b.trace).lengths[rows], lengths]))
-    with pytest.raises(ValueError, match="read whole"):
-        a.trace.take(rows, slice(0, 2))
+    refused("read whole", a.trace.take, rows, slice(0, 2))
 
 
 def batch_of(rollouts: Rollouts) -> Batch:
@@ -306,8 +301,7 @@ def test_a_completion_whose_picture_does_not_fit_is_found(tiny: Any):
     policy = make(tiny("qwen2_5_vl"))
     prompt, row, inset = cut(policy, *rows_of(policy)[1])
     trace = trace_of(policy, [prompt], [row], insets=((inset,),))
-    with pytest.raises(ValueError, match="a completion holds the media tokens"):
-        audit(replace(trace, insets=()))
+    refused("a completion holds the media tokens", audit, replace(trace, insets=()))
     late = replace(inset, start=inset.start + 1)
     with pytest.raises(ValueError, match=f"from token {late.start} of a completion on, its text holds .* image placeholders"):
         audit(replace(trace, insets=((late,),)))

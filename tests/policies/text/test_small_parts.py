@@ -34,14 +34,14 @@ from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.generate import Stops
 from mmrl.policies.video.sampling import VideoSettings
+from tests.support.refused import refused
 from tests.support.text_policies import make, picture
 
 
 def test_a_family_without_its_head_is_refused(tiny, monkeypatch):
     monkeypatch.setattr(Generic, "head", lambda self, logits: logits)
     for family in ("gemma4", "muse_glimmer"):
-        with pytest.raises(ValueError, match=rf"{family} changes its logits after the head"):
-            make(tiny(family))
+        refused(rf"{family} changes its logits after the head", make, tiny(family))
 
 
 def test_a_text_that_spells_a_placeholder_is_found_by_one_look(tiny):
@@ -52,8 +52,7 @@ def test_a_text_that_spells_a_placeholder_is_found_by_one_look(tiny):
     assert int(encoded.media[COUNTS["image"]].sum()) == features == policy.family.num_features(encoded.media)
     assert policy.net.features is not None and policy.net.features.missing([encoded.media]) == 0, "the look is kept"
     match = rf"prompt .p.: its text holds {features + 1} image placeholders, its pictures give {features} vision features"
-    with pytest.raises(ValueError, match=match):
-        policy.encode.encode(Prompt("p", "? <IMG_ATOM>", (picture(0),)))
+    refused(match, policy.encode.encode, Prompt("p", "? <IMG_ATOM>", (picture(0),)))
 
 
 def test_tensors_that_the_model_wants_beside_its_pictures_are_refused(tiny):
@@ -104,8 +103,7 @@ def test_the_list_is_as_wide_as_a_terminal_and_marks_what_was_tried(monkeypatch:
     lines = list(type_lines())
     assert lines[0].endswith(": 2 of 3") and max(map(len, lines)) <= 80
     assert [line[:2] for line in lines if line[2:].startswith(("lfm2_vl", "llava", "molmo2"))] == ["* ", "  ", "  "]
-    with pytest.raises(ValueError, match="write mmrl ls families --all"):
-        next(listing("rewards", everything=True))
+    refused("write mmrl ls families --all", next, listing("rewards", everything=True))
 
 
 @pytest.mark.evidence
@@ -130,8 +128,7 @@ def test_what_nobody_can_read_is_refused_and_the_rest_is_not():
     check_reading(LOGPROBS, "text", *known)
     for change in ({"quantity": "sigma"}, {"model": "ref"}, {"view": "masked"}):
         (what, name), *_ = change.items()
-        with pytest.raises(ValueError, match=f"{what} '{name}' cannot be read"):
-            check_reading(LOGPROBS._replace(**change), "text", *known)
+        refused(f"{what} '{name}' cannot be read", check_reading, LOGPROBS._replace(**change), "text", *known)
 
 
 def test_only_errors_about_foreign_code_are_told_in_other_words():
@@ -180,8 +177,7 @@ def test_logits_must_be_those_of_the_head():
     for model in (Scaled(1.0), Scaled(1.5, output_multiplier=1.5), Scaled(0.25, logits_scaling=4.0)):
         check_head(model, Generic(model.config))
     for model in (Scaled(1.5), Scaled(1.0, output_multiplier=1.5), Scaled(1.0, final_logit_softcapping=1.0)):
-        with pytest.raises(ValueError, match="llama changes its logits after the head"):
-            check_head(model, Generic(model.config))
+        refused("llama changes its logits after the head", check_head, model, Generic(model.config))
 
 
 VOCABULARY, HIDDEN, MLP, LOGITS = 151_936, 256, 1024, 2**23

@@ -25,6 +25,7 @@ from mmrl.policies.shared.workers.crew import Crew, Early, Restarts
 from mmrl.policies.shared.workers.remote import HEAD, SHARED, Slots, TornWeightsError, buffer_of
 from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
+from tests.support.refused import refused
 from tests.support.text_policies import make, picture, text_trace
 
 JOBS = [(i,) for i in range(6)]
@@ -104,8 +105,7 @@ def test_an_error_of_the_chunk_itself_is_raised(crew: Callable[..., Crew]):
             raise ValueError("no such size")
 
     own = crew(Fake(refuse), Fake(refuse), restarts=9)
-    with pytest.raises(ValueError, match="no such size"):
-        own.ask(JOBS)
+    refused("no such size", own.ask, JOBS)
     assert own.ask(JOBS[:3]) == DONE[:3]
 
 
@@ -115,11 +115,9 @@ def test_left_work_ends_and_begins_only_when_it_is_said(crew: Callable[..., Crew
     own = crew(worker)
     leaving = threading.Thread(target=lambda: begun.wait() and own.leave())
     leaving.start()
-    with pytest.raises(UnavailableError, match="nothing waits for its samples any more"):
-        own.ask(JOBS)
+    refused("nothing waits for its samples any more", own.ask, JOBS, error=UnavailableError)
     leaving.join()
-    with pytest.raises(UnavailableError, match="nothing waits"):
-        own.ask(JOBS)
+    refused("nothing waits", own.ask, JOBS, error=UnavailableError)
     own.begin()
     assert own.ask(JOBS) == DONE
 
@@ -221,8 +219,7 @@ def test_shared_memory_has_its_pages_before_anything_is_written(slots: Slots):
 
 def test_a_lost_a_torn_and_a_replaced_publication_are_refused(slots: Slots):
     into = [torch.empty_like(weight) for weight in WEIGHTS]
-    with pytest.raises(TornWeightsError, match="version 3, and the memory it shares with the trainer holds -1 to -1"):
-        slots.read(0, 3, into)
+    refused("version 3, and the memory it shares with the trainer holds -1 to -1", slots.read, 0, 3, into, error=TornWeightsError)
     slots.write(0, 3, WEIGHTS)
     HEAD.pack_into(buffer_of(slots.name), 0, 4, 3)
     for version in (3, 4):

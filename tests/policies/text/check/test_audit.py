@@ -17,6 +17,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicy, VideoSettings
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.training.stopping import TrainingStoppedError
 from tests.support.faults import Fault, injected, trainer_of
+from tests.support.refused import refused
 from tests.support.text_policies import EVERY, make, picture, text_trace
 from tests.support.videos import even, uneven, write_video
 
@@ -186,8 +187,7 @@ def test_a_sampler_that_notes_nothing_of_what_it_drew_stops_the_run(tiny):
 
     object.__setattr__(policy.generator, "write", forgetful)
     trainer = trainer_of(policy, ALGORITHM, [Prompt("a", "what?"), Prompt("b", "where?")])
-    with pytest.raises(TrainingStoppedError, match=r"step 1: prompt '\w', .*noted log-probability of token 0 is nan"):
-        trainer.step()
+    refused(r"step 1: prompt '\w', .*noted log-probability of token 0 is nan", trainer.step, error=TrainingStoppedError)
 
 
 def test_rows_that_were_not_drawn_as_training_reads_them_need_no_record(policy_of):
@@ -211,8 +211,7 @@ def test_rows_that_were_not_drawn_as_training_reads_them_need_no_record(policy_o
     late = int(text_trace(begun.trace).noted_from[0])
     assert 0 < late < int(text_trace(begun.trace).lengths[0])
     begun.recorded[ROLLOUT_LOGPROBS][0, late] = math.nan
-    with pytest.raises(ValueError, match=f"the noted log-probability of token {late} is nan"):
-        policy.audit(begun)
+    refused(f"the noted log-probability of token {late} is nan", policy.audit, begun)
 
 
 def bounds(policy: TextPolicy, rollouts: Rollouts) -> tuple[int, int]:
@@ -228,8 +227,7 @@ def test_every_single_break_names_the_row(policy_of, name, family):
     prompts = [Prompt("a", "what?", (picture(0),)), Prompt("b", "where is <image> to be seen?", (picture(1, 90, 60),))]
     rollouts = policy.rollout([Request(prompt, 2, i, seed=i) for i, prompt in enumerate(prompts)])
     policy.audit(rollouts)
-    with pytest.raises(ValueError, match=message):
-        policy.audit(change(policy, rollouts))
+    refused(message, policy.audit, change(policy, rollouts))
 
 
 @pytest.mark.parametrize("cut", [(0, 3), (8, 12), (-6, -1), (-12, None)], ids=str)
@@ -259,8 +257,7 @@ def test_wrong_times_of_clips_are_found(policy_of, clips):
     ids = second(rollouts).token_ids.clone()
     spelled = len(policy.tokenizer(text[:at], add_special_tokens=False)["input_ids"])
     ids[spelled] = policy.tokenizer("7" if text[at] != "7" else "3", add_special_tokens=False)["input_ids"][0]
-    with pytest.raises(ValueError, match="prompt 'b': its clips should show frames at"):
-        policy.audit(with_prompt(rollouts, token_ids=ids))
+    refused("prompt 'b': its clips should show frames at", policy.audit, with_prompt(rollouts, token_ids=ids))
 
 
 class Cutting:
@@ -281,8 +278,7 @@ def test_a_processor_that_cuts_in_silence_stops_the_run(tiny):
     policy = make(tiny("qwen3_vl"), sampling=Sampling(max_new_tokens=4))
     object.__setattr__(policy.encode, "processor", Cutting(policy.processor, 40))
     trainer = trainer_of(policy, ALGORITHM, [Prompt("short", "hi"), Prompt("long", "and what about this, then?" * 3)])
-    with pytest.raises(TrainingStoppedError, match=r"step 1: prompt 'long': its 40 tokens do not hold the text .*assistant"):
-        trainer.step()
+    refused(r"step 1: prompt 'long': its 40 tokens do not hold the text .*assistant", trainer.step, error=TrainingStoppedError)
 
 
 def test_all_rows_at_first_and_one_group_later(tiny):

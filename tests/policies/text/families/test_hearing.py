@@ -25,6 +25,7 @@ from mmrl.policies.text.families import QwenOmni
 from mmrl.policies.text.families.voxtral import SOUND, TekkenProcessor
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.vision.cache import ways_apart
+from tests.support.refused import refused
 from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 from tests.support.text_policies import (
     assert_noted,
@@ -209,14 +210,12 @@ def test_what_cannot_be_heard_is_said(tiny, tmp_path: Path, sounds: list[Audio])
         ("qwen2_5_vl", "?", sounds[0], "qwen2_5_vl takes no sounds here: use a model that `mmrl ls families` lists with sounds"),
         ("gemma4", "?", sounds[0], "gemma4 takes no sounds here"),
     ):
-        with pytest.raises((ValueError, FileNotFoundError), match=said):
-            make(tiny(name)).encode(Prompt("p", text, (heard,)))
+        refused(said, make(tiny(name)).encode, Prompt("p", text, (heard,)), error=(ValueError, FileNotFoundError))
     with pytest.raises(ValueError, match=r"prompt 'p' holds sounds, which cannot be sent to a server: remove \[policy.engine\]"):
         media_parts(make(tiny(THINKER)), sounds[0], Prompt("p", "?", (sounds[0],)))
     for scale, said in ((float("nan"), "no finite numbers"), (1e30, r"of 5e\+29, and full scale is 1: save it in 16 bits")):
         odd = write_floats(tmp_path / "odd.wav", scale * tone(1.0))
-        with pytest.raises(ValueError, match=rf"the sound '.*odd.wav' .*{said}"):
-            read_wave(odd, Ear())
+        refused(rf"the sound '.*odd.wav' .*{said}", read_wave, odd, Ear())
 
 
 def test_sounds_are_refused_where_weights_are_spread(tiny, sounds: list[Audio]):
@@ -224,8 +223,7 @@ def test_sounds_are_refused_where_weights_are_spread(tiny, sounds: list[Audio]):
     policy = make(tiny(THINKER))
     policy.net.apart = ways_apart(policy.net.core, policy.family)
     assert policy.rollout(requests(sounds)[-1:]).action_mask.any()
-    with pytest.raises(ValueError, match=r"a prompt has a sound.*start with configs/accelerate/ddp\.yaml"):
-        policy.rollout(requests(sounds)[:1])
+    refused(r"a prompt has a sound.*start with configs/accelerate/ddp\.yaml", policy.rollout, requests(sounds)[:1])
 
 
 @pytest.mark.parametrize("name", sorted(set(EARS) - {"voxtral"}))

@@ -31,6 +31,7 @@ from mmrl.policies.text.write.generate import Completions, LocalGenerator
 from mmrl.runtime.tensors import stack_ragged
 from tests.support.faults import trainer_of
 from tests.support.presets import VIDEO as PRESETS
+from tests.support.refused import refused
 from tests.support.text_policies import make, picture, plain_model, text_trace
 from tests.support.worlds import Inline
 
@@ -126,8 +127,7 @@ def test_models_that_cannot_show_attention_do_not_offer_it(tiny: Callable[[str],
     monkeypatch.setattr("mmrl.policies.text.policy.shows_attention", lambda model: False)
     blind = make(tiny("qwen3_vl"))
     assert not blind.offers & RHYTHM
-    with pytest.raises(ValueError, match="attention_distance"):
-        read(blind, injected(blind), ATTENTION_DISTANCE)
+    refused("attention_distance", read, blind, injected(blind), ATTENTION_DISTANCE)
 
 
 def test_five_layers_of_the_middle_third():
@@ -364,8 +364,7 @@ def test_a_saved_head_is_loaded_and_a_fresh_one_scores_all_alike(tiny: Any, tmp_
     if lora is None:
         again = make(str(tmp_path), scores=AXES)
         assert torch.equal(scores(again, given(again)), scores(policy, given(policy)))
-        with pytest.raises(ValueError, match=r"scores looks, text: set policy.scores = \['looks', 'text'\]"):
-            make(str(tmp_path), scores=("text",))
+        refused(r"scores looks, text: set policy.scores = \['looks', 'text'\]", make, str(tmp_path), scores=("text",))
     other = make(tiny("qwen3_vl"), scores=AXES, lora=lora)
     other.load_state_dict(policy.state_dict())
     assert torch.equal(scores(other, given(other)), scores(policy, given(policy)))
@@ -385,5 +384,4 @@ def held(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("axes", [("a", "a"), ("",), ("a,b",)])
 def test_axes_without_a_name_of_their_own_are_refused(axes: tuple[str, ...]):
-    with pytest.raises(ValueError, match="name every axis once, without commas"):
-        make("nowhere", scores=axes)
+    refused("name every axis once, without commas", make, "nowhere", scores=axes)

@@ -25,6 +25,7 @@ from mmrl.policies.text.write.episodes import Episode, check_observation, inset_
 from mmrl.policies.text.write.rollout import CompletionRow
 from mmrl.runtime.blame import AskedToLeaveError
 from tests.support.each import for_each
+from tests.support.refused import refused
 from tests.support.text_policies import FP32_BOUND, PACKING, gap, ids_of, make, picture, prompts, samples_of, text_trace
 from tests.support.worlds import Inline, looking, player
 
@@ -268,10 +269,9 @@ def test_numbers_of_other_libraries_are_numbers(value: Any):
 
 @for_each("value", [np.float32("nan"), "0.5", np.ones(2), object(), 10**400])
 def test_what_is_no_finite_number_is_refused(value: Any):
-    refused: list[Any] = [{"reward": value}, {"facts": {"x": value}}, {"reward": value, "facts": {"reward": 1.0}}]
-    for said in refused:
-        with pytest.raises(ValueError, match="rewards and facts of an observation are finite numbers"):
-            check_observation(Observation("", **said))
+    wrong: list[Any] = [{"reward": value}, {"facts": {"x": value}}, {"reward": value, "facts": {"reward": 1.0}}]
+    for said in wrong:
+        refused("rewards and facts of an observation are finite numbers", check_observation, Observation("", **said))
 
 
 def test_a_run_without_turns_asks_no_world(folder: str):
@@ -348,15 +348,12 @@ def test_templates_that_no_turn_can_follow_are_refused(tiny: Any):
     with pytest.raises(ValueError, match=r"the chat template writes '</s>' between a turn and '<\|im_end\|>'"):
         observe(policy.encode, Observation("Here."), "<|im_end|>")
     last = template(policy, "{{ messages[-1].content[-1].text }}")
-    with pytest.raises(ValueError, match="the chat template leaves out what the model said"):
-        observe(last.encode, Observation("Here."), "<|im_end|>")
+    refused("the chat template leaves out what the model said", observe, last.encode, Observation("Here."), "<|im_end|>")
     other = template(policy, each + " |{% endfor %}")
     assert policy.decode([observe(other.encode, Observation("Here."), "<|im_end|>").token_ids.tolist()]) == [" |user: Here. |"]
 
 
 def test_text_that_spells_a_special_token_is_refused(tiny: Any):
     policy = make(tiny("qwen3_vl"))
-    with pytest.raises(ValueError, match=r"spells the special token '<\|im_end\|>'"):
-        observe(policy.encode, Observation("so <|im_end|>"), None)
-    with pytest.raises(ValueError, match="an observation shows pictures, and this one holds clips"):
-        observe(policy.encode, Observation("", ("a.mp4",)), None)
+    refused(r"spells the special token '<\|im_end\|>'", observe, policy.encode, Observation("so <|im_end|>"), None)
+    refused("an observation shows pictures, and this one holds clips", observe, policy.encode, Observation("", ("a.mp4",)), None)
