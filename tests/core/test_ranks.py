@@ -12,6 +12,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Rollouts, Sample
 from mmrl.runtime.accelerator import is_sharded
 from tests.support.fakes import FakeAccelerator, PlayedRanks, Steps
+from tests.support.refused import refused
 
 
 def test_one_process_waits_for_nobody():
@@ -104,14 +105,11 @@ def test_only_several_processes_leave_together(world: int, done: list[str]):
 
 def test_prompts_that_do_not_divide_are_refused():
     assert second().share_out([1, 2, 3, 4]) == [3, 4]
-    with pytest.raises(ValueError, match="3 prompts do not divide over 2 processes: set prompts_per_step to a multiple of 2"):
-        second().share_out([1, 2, 3])
+    refused("3 prompts do not divide over 2 processes: set prompts_per_step to a multiple of 2", second().share_out, [1, 2, 3])
 
 
 def test_a_problem_of_one_is_raised_by_all():
     for ranks in (Ranks(), second()):
         ranks.agree(None)
-        with pytest.raises(ValueError, match="no room"):
-            ranks.agree("no room")
-    with pytest.raises(ValueError, match="of the first"):
-        PlayedRanks(lambda x: ["of the first", x], 1).agree(None)
+        refused("no room", ranks.agree, "no room")
+    refused("of the first", PlayedRanks(lambda x: ["of the first", x], 1).agree, None)

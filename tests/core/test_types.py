@@ -20,6 +20,7 @@ from mmrl.core.types import ClipRange, Prompt, Scores, Status, StoredRow
 from mmrl.runtime.ranges import NonNegative
 from mmrl.runtime.tensors import masked_mean, pad_actions, stack_ragged, within
 from tests.support.each import for_each
+from tests.support.refused import refused
 
 OK, NA, FAILED = int(Status.OK), int(Status.NA), int(Status.FAILED)
 
@@ -125,8 +126,7 @@ def test_a_sample_speaks_of_its_last_turn_and_of_all():
     ids=str,
 )
 def test_segments_cover_the_tokens(segments: tuple[Segment, ...]):
-    with pytest.raises(ValueError, match="do not cover the 3 tokens one after the other"):
-        StoredRow((1, 2, 3), segments=segments)
+    refused("do not cover the 3 tokens one after the other", StoredRow, (1, 2, 3), segments=segments)
 
 
 def test_the_policy_has_the_last_word_and_a_stored_row_takes_no_facts_in_an_order():
@@ -176,8 +176,7 @@ def test_replaying_is_defining_begin_and_an_error_inside_a_hook_is_the_users():
 
     assert not Algorithm().replays and Algorithm(planner=ReplayGroups()).replays
     assert defines(Own(), PlannerHooks.begin) and not defines(object(), PlannerHooks.begin)
-    with pytest.raises(ValueError, match="mine"):
-        with_hooks(Own(), PlannerHooks).begin([], "letters")
+    refused("mine", with_hooks(Own(), PlannerHooks).begin, [], "letters")
 
 
 def test_a_length_that_is_not_the_runs_stays():
@@ -194,8 +193,7 @@ def test_a_part_that_inherits_hooks_has_its_ranges_checked():
     class Own(PartHooks):
         weight: NonNegative = 1.0
 
-    with pytest.raises(ValueError, match=r"Own\.weight is -1\.0: it must be 0 or more"):
-        Own(-1.0)
+    refused(r"Own\.weight is -1\.0: it must be 0 or more", Own, -1.0)
 
 
 @for_each("slot", sorted({*SLOTS} - {"sampler", "schedule", "ema_decay"}))

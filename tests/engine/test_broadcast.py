@@ -35,6 +35,7 @@ from tests.engine.test_servers import BOUND, move, sample_around_a_broken_reset
 from tests.policies.text.test_quantized import in_4_bits, with_adapter
 from tests.support import text_policies
 from tests.support.fake_engines import BROADCAST, FakeEngine, engines, make_environment
+from tests.support.refused import refused
 from tests.support.stored_codes import change_weights
 from tests.support.text_policies import logprobs, mixed
 
@@ -139,8 +140,7 @@ def test_a_worker_that_stands_still_is_given_up_in_time(make: Make, two: list[Fa
 def test_a_worker_that_does_not_join_is_given_up_in_time(make: Make, two: list[FakeEngine]):
     policy = make(1, timeout_s=2.0)
     two[0].order(deaf=1000)
-    with pytest.raises(EngineUnavailableError, match=r"its 1 worker\(s\) did not join"):
-        policy.rollout(mixed())
+    refused(r"its 1 worker\(s\) did not join", policy.rollout, mixed(), error=EngineUnavailableError)
 
 
 def test_weights_of_another_shape_are_refused_before_any_is_touched(make: Make, two: list[FakeEngine], monkeypatch):
@@ -150,8 +150,7 @@ def test_weights_of_another_shape_are_refused_before_any_is_touched(make: Make, 
     client = EngineClient(two[0].url)
     some = next(iter(sync.weights))
     monkeypatch.setattr(sync, "weights", {**sync.weights, some: sync.weights[some][:1]})
-    with pytest.raises(ValueError, match=f"cannot take the weights .*{some}"):
-        sync.push(client, Update("bad-9", server_of(policy).folder))
+    refused(f"cannot take the weights .*{some}", sync.push, client, Update("bad-9", server_of(policy).folder))
     assert two[0].told()["calls"].count("/start_weight_update") == updates
     monkeypatch.undo()
     assert policy.rollout(mixed()).groups == before.groups
@@ -273,21 +272,18 @@ def test_what_is_not_what_was_written_is_refused_and_a_copy_that_broke_off_is_ma
     whole = (shared / "model.safetensors").read_bytes()
     for broken in (b"firs", b"fIrst"):
         (shared / "model.safetensors").write_bytes(broken)
-        with pytest.raises(ValueError, match=r"as .* reads it, is not what was written"):
-            copy_near(str(shared), local)
+        refused(r"as .* reads it, is not what was written", copy_near, str(shared), local)
     (shared / "model.safetensors").write_bytes(whole)
     assert (copy_near(str(shared), local) / "model.safetensors").read_bytes() == whole
     (shared / SUMS).unlink()
     assert copy_near(str(shared), local), "it is there"
-    with pytest.raises(ValueError, match="cannot be copied to"):
-        copy_near(str(shared.with_name("one-2")), local)
+    refused("cannot be copied to", copy_near, str(shared.with_name("one-2")), local)
 
 
 def test_a_copy_that_finds_no_room_is_refused(shared: Path, local: str, monkeypatch: pytest.MonkeyPatch):
     full = shutil.disk_usage(local)._replace(free=3)
     monkeypatch.setattr(weight_copy.shutil, "disk_usage", lambda _: full)
-    with pytest.raises(ValueError, match=r"has 0\.0 GB free, and the weights are 0\.0 GB: name a larger folder"):
-        copy_near(str(shared), local)
+    refused(r"has 0\.0 GB free, and the weights are 0\.0 GB: name a larger folder", copy_near, str(shared), local)
 
 
 def test_a_file_of_weights_has_its_sums_where_copies_are_made(tmp_path: Path):
@@ -349,8 +345,7 @@ def test_it_is_made_once_and_named_by_its_source(tiny: Callable[[str], str], mon
 def test_a_server_with_other_numbers_is_refused_before_anything_is_loaded(tiny: Callable[[str], str]):
     with engines(tiny("qwen3_vl")) as (engine,):
         config = config_of(tiny("qwen3_vl"), EngineConfig(url=(engine.url,)))
-        with pytest.raises(ValueError, match=r"serves '.*qwen3_vl\w*', and the run needs '.*whole-\w{12}': serve that model"):
-            look_at_engine(config)
+        refused(r"serves '.*qwen3_vl\w*', and the run needs '.*whole-\w{12}': serve that model", look_at_engine, config)
 
 
 @pytest.mark.parametrize("sync", ["file", "broadcast"])
@@ -364,12 +359,10 @@ def test_a_model_that_cannot_be_written_so_is_refused(tiny: Callable[[str], str]
     with pytest.raises(ValueError, match=r"files or code of its own that do not allow to write what 4 bits stand for"):
         server_model(replace(config, trust_remote_code=True))
     cache.write_text("a file where the cache should be")
-    with pytest.raises(ValueError, match=r"reads what the 4 bits of policy.model .* stand for, and mmrl's cache cannot take it"):
-        server_model(config)
+    refused(r"reads what the 4 bits of policy.model .* stand for, and mmrl's cache cannot take it", server_model, config)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("whole")]
     broken = tmp_path / "broken"
     os.unlink(cache)
     kept.shutil.copytree(tiny("qwen3_vl"), broken)
     change_weights(broken, lambda found: {name: weight * torch.nan for name, weight in found.items()})
-    with pytest.raises(ValueError, match="holds NaN or infinity"):
-        server_model(config_of(str(broken), EngineConfig()))
+    refused("holds NaN or infinity", server_model, config_of(str(broken), EngineConfig()))

@@ -29,6 +29,7 @@ from mmrl.policies.text.settings import EngineConfig
 from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import gap, policies_on, server_of
 from tests.support.fake_engines import FILES, FakeEngine, engines, make_environment
+from tests.support.refused import refused
 from tests.support.text_policies import ids_of, logprobs, mixed, prompts, text_trace
 from tests.support.videos import write_video
 
@@ -116,8 +117,7 @@ def test_adapters_on_top_of_other_weights_are_refused(make):
     policy = make(1, lora=LORA)
     with torch.no_grad():
         policy.net.model.get_output_embeddings().weight *= 1.1
-    with pytest.raises(EngineMismatchError, match=r"the first token of a test prompt .* it has other weights"):
-        policy.rollout(mixed())
+    refused(r"the first token of a test prompt .* it has other weights", policy.rollout, mixed(), error=EngineMismatchError)
 
 
 @number_of_the_reset
@@ -161,8 +161,7 @@ def test_servers_share_a_step_and_give_the_policys_own_log_probabilities(make, t
     many = policy.rollout([Request(prompts()[0], 20, 0, seed=5)])
     assert len(set(tokens(many))) > 15 and tokens(policy.rollout([Request(prompts()[0], 3, 0, seed=5)])) == tokens(many)[:3]
     assert tokens(make(1).rollout(mixed())) == tokens(rollouts), "a sample does not depend on who writes it"
-    with pytest.raises(EngineMismatchError, match="let no other run update this server"):
-        policy.rollout(mixed())
+    refused("let no other run update this server", policy.rollout, mixed(), error=EngineMismatchError)
 
 
 def test_new_weights_reach_all_servers(make, two):
@@ -197,8 +196,7 @@ def test_a_server_that_keeps_old_keys_and_values_is_found_by_its_first_answer(ma
     policy.rollout(mixed())
     two[0].order(silent=["prefix"])
     move(policy)
-    with pytest.raises(EngineMismatchError, match="or remembers what it computed with others"):
-        policy.rollout(mixed())
+    refused("or remembers what it computed with others", policy.rollout, mixed(), error=EngineMismatchError)
 
 
 @number_of_the_reset
@@ -218,8 +216,7 @@ def test_a_completion_that_was_given_up_is_drawn_again(make, two):
     two[0].order(abort=3)
     assert tokens(policy.rollout(mixed())) == expected
     two[0].order(abort=1000)
-    with pytest.raises(EngineUnavailableError, match="'abort', 4 times"):
-        policy.rollout(mixed())
+    refused("'abort', 4 times", policy.rollout, mixed(), error=EngineUnavailableError)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +233,7 @@ def test_answers_that_do_not_fit_are_refused(make, two, fault, words):
     requests = [Request(prompts()[1], 3, 0, seed=1)]
     policy.rollout(requests)
     two[0].order(**{fault: 1})
-    with pytest.raises(EngineMismatchError, match=words):
-        policy.rollout(requests)
+    refused(words, policy.rollout, requests, error=EngineMismatchError)
 
 
 def test_ids_that_are_expanded_already_are_refused(make, monkeypatch):
@@ -245,8 +241,7 @@ def test_ids_that_are_expanded_already_are_refused(make, monkeypatch):
     asked = [Request(prompts()[0], 1, 0)]
     policy.rollout(asked)
     monkeypatch.setattr(generators, "wire_prompts", lambda *asked: [replace(one, token_ids=one.expanded) for one in ask(*asked)])
-    with pytest.raises(EngineMismatchError, match=r"read prompt 'one' as \d+ tokens, the policy as \d+.*min_pixels"):
-        policy.rollout(asked)
+    refused(r"read prompt 'one' as \d+ tokens, the policy as \d+.*min_pixels", policy.rollout, asked, error=EngineMismatchError)
 
 
 def test_clips_are_sent_as_frames_where_the_server_knows_their_times(make, two, tmp_path, caplog):
@@ -315,8 +310,7 @@ def test_another_model_type_or_way_is_refused_before_anything_is_loaded(tiny, tw
         (TextPolicyConfig(folder, sampling=Sampling(max_new_tokens=9000), engine=EngineConfig(url=url)), "--max-model-len"),
         (TextPolicyConfig(folder, engine=EngineConfig(url=("http://127.0.0.1:9",))), "nothing answers at 127.0.0.1:9"),
     ):
-        with pytest.raises(ValueError, match=words):
-            look_at_engine(config)
+        refused(words, look_at_engine, config)
     with pytest.raises(ValueError, match=r"limits\.tokens alone is 9000: start it with a larger --max-model-len"):
         look_at_engine(TextPolicyConfig(folder, engine=EngineConfig(url=url)), Limits(tokens=9000))
 
@@ -328,14 +322,11 @@ def test_copies_that_spare_nothing_or_cannot_be_made_are_refused_before_anything
 
     look_at_engine(config(local))
     for folder, words in ((str(tmp_path), "one file system on .*: a copy would spare nothing"), ("/proc/x", "cannot be written")):
-        with pytest.raises(ValueError, match=rf"policy\.engine\.local: {folder} .*{words}"):
-            look_at_engine(config(folder))
+        refused(rf"policy\.engine\.local: {folder} .*{words}", look_at_engine, config(folder))
     own = EngineConfig(environment=str(make_environment(tmp_path / "vllm")), folder=str(tmp_path), local=str(tmp_path / "x"))
-    with pytest.raises(ValueError, match="a copy would spare nothing"):
-        look_at_engine(TextPolicyConfig(tiny("qwen2_5_vl"), engine=own))
+    refused("a copy would spare nothing", look_at_engine, TextPolicyConfig(tiny("qwen2_5_vl"), engine=own))
     two[1].order(repeat={"/collective_rpc": 500})
-    with pytest.raises(ValueError, match=r"makes no copies .* start it with --worker-extension-cls"):
-        look_at_engine(config(local))
+    refused(r"makes no copies .* start it with --worker-extension-cls", look_at_engine, config(local))
     two[1].order()
 
 
@@ -353,11 +344,9 @@ def test_another_vocabulary_other_options_and_an_address_that_is_no_engine_are_r
         (replace(facts, missing=("--no-mm-device-do-normalize",)), wanted, "started without --no-mm-device-do-normalize"),
         (replace(facts, transfer=""), wanted, "takes new weights by nothing"),
     ):
-        with pytest.raises(ValueError, match=words):
-            refuse_other(other, asked, "here")
+        refused(words, refuse_other, other, asked, "here")
     assert facts.version == "0.32.0"
-    with pytest.raises(ValueError, match="no vLLM server"):
-        ask_facts(EngineClient(two[0].url + "/v1"))
+    refused("no vLLM server", ask_facts, EngineClient(two[0].url + "/v1"))
 
 
 def test_a_thought_that_the_template_opened_and_a_server_did_not_close_answers_nothing(make):
@@ -382,11 +371,9 @@ def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(m
     assert tokens(policy.rollout(mixed())) == expected
     killer.join()
     two[1].process.kill()
-    with pytest.raises(EngineUnavailableError, match=r"no engine answers \(.*start it again"):
-        policy.rollout(mixed())
+    refused(r"no engine answers \(.*start it again", policy.rollout, mixed(), error=EngineUnavailableError)
     move(policy)
-    with pytest.raises(EngineUnavailableError, match="no engine answers"):
-        policy.rollout(mixed())
+    refused("no engine answers", policy.rollout, mixed(), error=EngineUnavailableError)
 
 
 def kill_in_a_request(engine: FakeEngine) -> None:

@@ -25,6 +25,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.settings import EngineConfig
 from mmrl.policies.text.trace import Inset
 from tests.engine.servers import CLOSE, environment, gap, move, policy_of, renew, server_of
+from tests.support.refused import refused
 from tests.support.text_policies import hotter, ids_of, picture, text_of, text_trace
 from tests.support.worlds import Inline, looking
 
@@ -75,8 +76,7 @@ def test_a_server_without_resets_is_refused(
         patch.setattr(EngineClient, "pause", lambda client: None)  # a pause forgets too
         patch.setattr(EngineClient, "reset_caches", lambda client: [client.post(f"/reset_{name}_cache") for name in reset])
         move(policy)
-        with pytest.raises(EngineMismatchError, match="remembers what it computed with others"):
-            policy.rollout(requests)
+        refused("remembers what it computed with others", policy.rollout, requests, error=EngineMismatchError)
     move(policy)
     assert gap(policy, policy.rollout(requests)) < CLOSE
 
@@ -122,15 +122,12 @@ def test_a_file_that_does_not_fit_is_refused_and_the_old_weights_go_on(join: Joi
         save_file(tensors, file)
         if name == "cut":
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-        with pytest.raises(EngineRefusedError, match=reason):
-            sync.push(client, Update(name, folder))
+        refused(reason, sync.push, client, Update(name, folder), error=EngineRefusedError)
         # The same file without a look at it beforehand is refused inside.
-        with pytest.raises(Exception, match="500"):
-            client.update({"path": str(file)}, name)
+        refused("500", client.update, {"path": str(file)}, name, error=Exception)
         assert client.weight_version() != name
     shutil.rmtree(tmp_path / "cut")
-    with pytest.raises(EngineRefusedError, match="is this folder shared with the engine"):
-        sync.push(client, Update("cut", tmp_path / "cut"))
+    refused("is this folder shared with the engine", sync.push, client, Update("cut", tmp_path / "cut"), error=EngineRefusedError)
     after = policy.rollout(requests_of(asked))
     assert after.groups == before.groups and gap(policy, after) < CLOSE
 

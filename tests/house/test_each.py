@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.each import for_each
+from tests.support.refused import refused
 
 
 @for_each("number, word", [(1, "a"), (2, "b")])
@@ -20,8 +21,7 @@ def test_the_faults_of_all_cases_are_told():
             raise KeyError("three")
         assert number % 2 == 0, f"{number} is odd"
 
-    with pytest.raises(pytest.fail.Exception, match="2 of 5 are wrong") as told:
-        look()
+    told = refused("2 of 5 are wrong", look, error=pytest.fail.Exception)
     lines = str(told.value).splitlines()
     assert [line for line in lines if line.startswith("case 1: 1 is odd")]
     assert [line for line in lines if line.startswith("case 3: KeyError: 'three' (test_each.py:")]
@@ -33,11 +33,9 @@ def test_what_fails_inside_a_case_is_a_fault_of_it():
         with pytest.raises(ValueError, match="x"):
             pass
 
-    with pytest.raises(pytest.fail.Exception, match=r"0: DID NOT RAISE.*ValueError"):
-        look()
+    refused(r"0: DID NOT RAISE.*ValueError", look, error=pytest.fail.Exception)
 
 
 def test_nothing_to_look_at_is_a_fault():
     look = for_each("number", [])(lambda number: None)
-    with pytest.raises(AssertionError, match="nothing to look at"):
-        look()
+    refused("nothing to look at", look, error=AssertionError)

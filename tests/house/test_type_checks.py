@@ -14,6 +14,7 @@ from jaxtyping import Float, TypeCheckError
 
 from mmrl.answers.boxes.box import Box
 from tests.changed import CHECKED
+from tests.support.refused import refused
 from tests.support.type_checks import CHECK, Finder, Marker, checked, names_array, wanted
 
 WRONG: Any = "a word"
@@ -34,8 +35,7 @@ def test_the_environment_decides():
     assert wanted(CHECKED) and not wanted({}) and not wanted({"MMRL_CHECK_TYPES": "0"})
     number: Any = 3
     if wanted(os.environ):
-        with pytest.raises(TypeError, match="violates type hint"):
-            Box(0, 0, 1, 1, label=number)
+        refused("violates type hint", Box, 0, 0, 1, 1, error=TypeError, label=number)
     else:
         assert Box(0, 0, 1, 1, label=number).label == number
 
@@ -53,16 +53,14 @@ def test_fields_of_arrays_have_their_shapes():
 
 
 def test_plain_fields_have_their_types():
-    with pytest.raises(TypeError, match="violates type hint"):
-        with_checks("mmrl.answers.boxes.box").Box(WRONG, 0, 1, 1)
+    refused("violates type hint", with_checks("mmrl.answers.boxes.box").Box, WRONG, 0, 1, 1, error=TypeError)
 
 
 def test_what_is_returned_is_checked():
     def wrong() -> int:
         return WRONG
 
-    with pytest.raises(TypeError, match="violates type hint"):
-        checked(wrong)()
+    refused("violates type hint", checked(wrong), error=TypeError)
 
 
 @pytest.mark.parametrize(

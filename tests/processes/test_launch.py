@@ -21,6 +21,7 @@ from tests.support.each import for_each
 from tests.support.fakes import FakeAccelerator as Fake
 from tests.support.fakes import PlayedRanks
 from tests.support.launcher import started
+from tests.support.refused import refused
 
 FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"
 
@@ -33,8 +34,7 @@ def zero(settings: dict[str, Any], **more: Any) -> Any:
 
 @pytest.mark.parametrize("name", launch.DECLARED)
 def test_several_processes_that_know_nothing_of_each_other(name: str):
-    with pytest.raises(ValueError, match=f"{name} asks for 2 processes, but this one stands alone.*torchrun"):
-        launch.check_launch(Fake(), {name: "2"})
+    refused(f"{name} asks for 2 processes, but this one stands alone.*torchrun", launch.check_launch, Fake(), {name: "2"})
     launch.check_launch(Fake(), {name: "1"})
     launch.check_launch(Fake(2, "MULTI_CPU"), {name: "2"})
 
@@ -75,14 +75,12 @@ def test_what_accelerate_was_asked_for(command: str, expected: int):
 )
 def test_what_accelerate_would_change(found: Any, environment: dict[str, str], message: str):
     launch.check_launch(Fake(2, "FSDP"), {"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"})
-    with pytest.raises(ValueError, match=message):
-        launch.check_launch(found, environment)
+    refused(message, launch.check_launch, found, environment)
 
 
 def test_engines_are_refused_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
-    with pytest.raises(ValueError, match=r"mmrl does not drive it: take configs/accelerate/fsdp2\.yaml"):
-        launch.open_accelerator()
+    refused(r"mmrl does not drive it: take configs/accelerate/fsdp2\.yaml", launch.open_accelerator)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +96,7 @@ def test_engines_are_refused_before_they_are_loaded(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_policies_refuse_what_they_cannot_read_through(found: Any, message: str):
-    with pytest.raises(ValueError, match=message):
-        refuse_unknown(found)
+    refused(message, refuse_unknown, found)
 
 
 def test_what_deepspeed_may_do():
@@ -151,8 +148,7 @@ def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, mo
         real = getattr(building, name)
         monkeypatch.setattr(building, name, lambda *a, name=name, real=real: (log.append(name), real(*a))[1])
     resolved = configs.load("tiny/image", ["policy.box_space=norm1000"])
-    with pytest.raises(pytest.fail.Exception, match="far enough"):
-        building.build(resolved, accelerator=object())
+    refused("far enough", building.build, resolved, error=pytest.fail.Exception, accelerator=object())
     between = ["small_models", "wait", "load_rewards", "load_prompts", "load_prompts", "wait", "small_models"]
     assert log == ["wait"] * rank + between + ["wait"] * (1 - rank)
 

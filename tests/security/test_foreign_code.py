@@ -26,6 +26,7 @@ from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.scorers.models import read_weights
 from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
 from tests.attacks.attack import Bomb
+from tests.support.refused import refused
 
 CODE = '''"""A reward that must not run."""
 from pathlib import Path
@@ -77,8 +78,7 @@ def test_looking_runs_nothing(here: Path, fuse: Path):
 
 def test_a_name_means_the_rewards_folder_and_a_path_means_the_file(here: Path, fuse: Path):
     (here / "rewards" / "evil.py").unlink()
-    with pytest.raises(ValueError, match=r"no reward is called 'evil'.*for a file of yours write \./evil\.py"):
-        plugins.load("evil", "rewards")
+    refused(r"no reward is called 'evil'.*for a file of yours write \./evil\.py", plugins.load, "evil", "rewards")
     assert not fuse.exists()
     plugins.load("./evil.py", "rewards")
     assert fuse.exists()
@@ -143,8 +143,7 @@ def test_a_pipeline_names_no_python_of_its_own(tmp_path: Path, fuse: Path):
         with pytest.raises(ValueError, match=r"names .* in its model_index.json: Python files of a model are not run"):
             flow_loading.load(FlowPolicyConfig(str(folder), height=16, width=16))
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": ["evil", "Evil"]}))
-    with pytest.raises(ValueError, match="is not known here"):
-        flow_loading.load(FlowPolicyConfig(str(folder), height=16, width=16))
+    refused("is not known here", flow_loading.load, FlowPolicyConfig(str(folder), height=16, width=16))
     assert not fuse.exists()
 
 
@@ -188,8 +187,7 @@ def test_every_file_of_a_checkpoint_is_read_as_data(plant: Callable[[Bomb, Path]
         planted = (folder / name).read_bytes()
         told = json.loads(manifest.replace(sha256(kept).hexdigest(), sha256(planted).hexdigest()))
         (folder / "manifest.json").write_text(json.dumps(told))
-        with pytest.raises(CheckpointError, match=f"{name} holds more than tensors"):
-            checkpoints.load(3)
+        refused(f"{name} holds more than tensors", checkpoints.load, 3, error=CheckpointError)
         assert not bomb.fuse.exists(), name
         (folder / name).write_bytes(kept)
         (folder / "manifest.json").write_text(manifest)
@@ -199,8 +197,7 @@ def test_every_file_of_a_checkpoint_is_read_as_data(plant: Callable[[Bomb, Path]
 @pytest.mark.parametrize("plant", WAYS)
 def test_weights_of_rewards_are_read_as_data(plant: Callable[[Bomb, Path], None], bomb: Bomb, tmp_path: Path):
     plant(bomb, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"weights\.pt cannot be read as tensors alone"):
-        read_weights(tmp_path / "weights.pt")
+    refused(r"weights\.pt cannot be read as tensors alone", read_weights, tmp_path / "weights.pt")
     assert not bomb.fuse.exists()
 
 
@@ -209,8 +206,7 @@ def test_a_models_weights_are_read_as_data(plant: Callable[[Bomb, Path], None], 
     folder = Path(shutil.copytree(vlm, tmp_path / "model"))
     (folder / "model.safetensors").unlink()
     plant(bomb, folder / "pytorch_model.bin")
-    with pytest.raises(Exception, match=r"(?i)weights.?only|pytorch_model.bin"):
-        loading.load(TextPolicyConfig(str(folder)))
+    refused(r"(?i)weights.?only|pytorch_model.bin", loading.load, TextPolicyConfig(str(folder)), error=Exception)
     assert not bomb.fuse.exists()
 
 

@@ -19,6 +19,7 @@ from mmrl.runtime.tensors import mark_tables
 from mmrl.training.deepspeed import DeepSpeedEngine, drive
 from mmrl.training.optim import Muon, OptimizerSettings, load_whole_state, orthogonalize, whole_state
 from tests.support.fakes import FakeAccelerator
+from tests.support.refused import refused
 
 
 def test_warm_up_then_linear_to_zero_and_cosine_is_half_way_in_the_middle():
@@ -28,10 +29,8 @@ def test_warm_up_then_linear_to_zero_and_cosine_is_half_way_in_the_middle():
 
 
 def test_nothing_to_train_and_no_rate_are_refused():
-    with pytest.raises(ValueError, match="no trainable parameter"):
-        OptimizerSettings().build([], 10)
-    with pytest.raises(ValueError, match=r"OptimizerSettings\.lr is 0"):
-        OptimizerSettings(lr=0.0)
+    refused("no trainable parameter", OptimizerSettings().build, [], 10)
+    refused(r"OptimizerSettings\.lr is 0", OptimizerSettings, lr=0.0)
 
 
 @pytest.mark.parametrize("value", [torch.ones(1), torch.ones(3, 3)])
@@ -42,8 +41,7 @@ def test_moments_of_other_shapes_are_refused(value: torch.Tensor):
     first.step()
     state = whole_state(first)
     state["state"][0]["exp_avg"] = value
-    with pytest.raises(ValueError, match=r"exp_avg of weight 0 is of shape .*, and the weight of \[3\]: resume with"):
-        load_whole_state(second, state)
+    refused(r"exp_avg of weight 0 is of shape .*, and the weight of \[3\]: resume with", load_whole_state, second, state)
 
 
 SHAPES = [(12, 5), (5, 12), (8, 8), (8, 8)]
@@ -215,8 +213,7 @@ def test_what_cannot_be_driven():
     with pytest.raises(ValueError, match="one group of weights"):
         DeepSpeedEngine(Spoken(weights), torch.optim.SGD([{"params": [weight]} for weight in weights]))
     old: Any = SimpleNamespace(optimizer=None)
-    with pytest.raises(ValueError, match="install deepspeed"):
-        DeepSpeedEngine(old, torch.optim.SGD(weights))
+    refused("install deepspeed", DeepSpeedEngine, old, torch.optim.SGD(weights))
 
 
 def test_without_an_engine_the_optimizer_steps():

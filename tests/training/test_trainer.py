@@ -24,6 +24,7 @@ from mmrl.training.trainer import Records
 from tests.support import fakes
 from tests.support.fakes import FakeTextPolicy, right_letter
 from tests.support.presets import TEXT as PRESETS
+from tests.support.refused import refused
 from tests.support.trainers import batches_of, make_trainer, weights
 
 
@@ -78,8 +79,7 @@ def test_nan_stops_with_the_step_and_leaves_the_weights(tmp_path):
     trainer.step()
     before = weights(trainer)
     trainer.policy.read = lambda trace, readings, mask: {r: x * math.nan for r, x in read(trace, readings, mask).items()}
-    with pytest.raises(TrainingStoppedError, match=r"step 2: loss.* not finite"):
-        trainer.step()
+    refused(r"step 2: loss.* not finite", trainer.step, error=TrainingStoppedError)
     assert torch.equal(before, weights(trainer))
 
 
@@ -100,15 +100,12 @@ def test_no_reward_that_answers_and_only_truncated_completions_are_errors():
     with torch.no_grad():
         list(policy.parameters())[-1][4] = -1e4
     trainer = make_trainer(replace(PRESETS["grpo"], masks=(DropTruncated(),)), policy=policy)
-    with pytest.raises(TrainingStoppedError, match="raise max_new_tokens"):
-        trainer.step()
+    refused("raise max_new_tokens", trainer.step, error=TrainingStoppedError)
 
 
 def test_a_group_of_one_and_a_reading_nobody_offers_are_refused_at_build():
-    with pytest.raises(ValueError, match="group_size is 1"):
-        make_trainer(replace(PRESETS["grpo"], group_size=1))
-    with pytest.raises(ValueError, match="entropy"):
-        make_trainer(PRESETS["high_entropy"], policy=FakeTextPolicy(offers=frozenset({"logprobs"})))
+    refused("group_size is 1", make_trainer, replace(PRESETS["grpo"], group_size=1))
+    refused("entropy", make_trainer, PRESETS["high_entropy"], policy=FakeTextPolicy(offers=frozenset({"logprobs"})))
 
 
 def half_dead(group: Group) -> list[float]:
@@ -238,8 +235,7 @@ def test_all_are_closed_though_one_fails():
             raise ValueError("disk full")
 
     ear = Ear()
-    with pytest.raises(ValueError, match="disk full"):
-        Callbacks([Broken(), ear], Path.is_dir).close()
+    refused("disk full", Callbacks([Broken(), ear], Path.is_dir).close)
     assert ear.heard == [("close", 0)]
 
 
@@ -250,6 +246,5 @@ def test_a_callback_that_raises_ends_the_run():
                 raise ValueError("far enough")
 
     trainer = make_trainer(records=Records([Limit()]), steps=5)
-    with pytest.raises(ValueError, match="far enough"):
-        trainer.fit()
+    refused("far enough", trainer.fit)
     assert trainer.index == 2

@@ -31,6 +31,7 @@ from mmrl.lab.tiny.flow.pipelines import build as build_tiny
 from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from tests.support.flow_runs import Make, loaded_by_card, train_steps, with_preset
+from tests.support.refused import refused
 
 METHODS = ("flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft", "dance_grpo")
 OVER = 'reward=[{use="over_frames", frames=2, picture={use="jpeg_size", scale=0.1}}]'
@@ -157,8 +158,7 @@ def test_a_card_loads_an_adapter_by_the_transformer_where_the_pipeline_does_not(
     policy: Any = build(make(*of_wan("hunyuan15"))).policy
     *_, last = FlowModality().snippet(policy, "a/model", adapter=True)
     assert last == 'pipeline.transformer.load_lora_adapter("THIS_FOLDER", prefix=None, use_safetensors=True)'
-    with pytest.raises(ValueError, match="leaves that to its transformer: leave --form out"):
-        check_form("peft", policy.config, is_adapter=True)
+    refused("leaves that to its transformer: leave --form out", check_form, "peft", policy.config, is_adapter=True)
 
 
 def test_an_expert_that_no_trained_step_reaches_is_said(make: Make, caplog):
@@ -187,8 +187,7 @@ def test_clips_in_files_are_scored_and_shown(tmp_path: Path):
     assert changes["b.mp4"] > 0.01 > changes["a.mp4"]
     assert page.read_text().count('<video src="data:video/mp4;base64,') == 2
     (tmp_path / "clips" / "b.mp4").write_bytes(b"no video")
-    with pytest.raises(ValueError, match=r"b\.mp4 cannot be read as a video"):
-        read_mp4(tmp_path / "clips" / "b.mp4")
+    refused(r"b\.mp4 cannot be read as a video", read_mp4, tmp_path / "clips" / "b.mp4")
 
 
 def test_one_frame_of_a_clip_model_is_a_picture(make: Make):
@@ -289,8 +288,7 @@ def test_a_line_trains_draws_and_exports_sounds(tmp_path: Path):
     assert "data:audio/wav;base64," in run.report_file.read_text()
     facts = draw(run.path, "a hum", out=Path("hum.wav"))
     assert heard(Path("hum.wav")) == (16, 2, 16) and facts["rate"] == facts["samples"] == 16
-    with pytest.raises(ValueError, match=r"\.wav"):
-        draw(run.path, "a hum", out=Path("hum.png"))
+    refused(r"\.wav", draw, run.path, "a hum", out=Path("hum.png"))
     folder = export(run.path, tmp_path / "out")
     card = (folder / "README.md").read_text()
     assert "pipeline_tag: text-to-audio" in card and "1 s, " in card

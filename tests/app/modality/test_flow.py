@@ -34,6 +34,7 @@ from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import Weights
 from tests.support.flow_runs import ALONE, FAMILIES, SMALL, Make, loaded_by_card, of_family, train_steps, with_preset
 from tests.support.presets import FLOW, TEXT
+from tests.support.refused import refused
 from tests.support.runs import assert_same_numbers, numbers
 
 EVALUATION = ["evaluation.num_steps=3", "evaluation.guidance=2.0"]
@@ -167,8 +168,7 @@ def test_exported_weights_load_in_diffusers(make: Make, tmp_path: Path):
     assert "library_name: diffusers" in card and "pipeline_tag: text-to-image" in card
     assert "AutoModel" not in card and "finished with the weights from before training, from step 2 on" in card
     assert loaded_by_card(out).text_encoder_3 is None
-    with pytest.raises(ValueError, match="no adapter to merge"):
-        export(run.path, tmp_path / "merged", merge=True)
+    refused("no adapter to merge", export, run.path, tmp_path / "merged", merge=True)
 
 
 def test_an_exported_adapter_and_the_merged_model_are_the_same(make: Make, tmp_path: Path):
@@ -294,10 +294,8 @@ def test_averaged_weights_are_evaluated_and_exported(make: Make, tmp_path: Path)
 
 def test_a_run_without_an_average_has_none_to_export(make: Make, tmp_path: Path):
     run = run_training(with_preset(make, "cps", "steps=1", "output=run"))
-    with pytest.raises(ValueError, match=r"kept no average of its weights: .*evaluation.weights = 'ema'"):
-        export(run.path, tmp_path / "out", weights="ema")
-    with pytest.raises(ValueError, match="kept no weights called 'ema'"):
-        run_evaluation(EvalArguments([str(run.path), "evaluation.weights=ema"]))
+    refused(r"kept no average of its weights: .*evaluation.weights = 'ema'", export, run.path, tmp_path / "out", weights="ema")
+    refused("kept no weights called 'ema'", run_evaluation, EvalArguments([str(run.path), "evaluation.weights=ema"]))
     mixed = run_evaluation(EvalArguments([str(run.path), "evaluation.base_from=0.5"]))
     assert set(mixed) == set(run_evaluation(EvalArguments([str(run.path)]))), "the model as it was loaded finishes"
 

@@ -12,6 +12,7 @@ from mmrl.app.config.plug_ins import reward_of
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
+from tests.support.refused import refused
 
 TRL = """
 def solved(prompts, completions, solution, **kwargs):
@@ -145,8 +146,7 @@ def test_flow_grpo_mistakes(file):
     use = f"flow_grpo:{file(FLOW)}"
     with pytest.raises(RewardError, match="pictures of one size"):
         score(made(f"{use}:redness"), pictures(0, "red"), pictures(1, "red", size=(4, 4)))
-    with pytest.raises(RewardError, match="'p0' has no picture"):
-        score(made(f"{use}:redness"), texts(0, "a"))
+    refused("'p0' has no picture", score, made(f"{use}:redness"), texts(0, "a"), error=RewardError)
 
 
 @pytest.mark.parametrize(
@@ -161,20 +161,17 @@ def test_flow_grpo_mistakes(file):
     ids=["TRL", "flow_grpo", "verl", "a slip for TRL", "a slip for flow_grpo"],
 )
 def test_forgotten_prefixes_and_slips_are_named(file, source: str, use: str, args: dict[str, Any], said: str):
-    with pytest.raises(ValueError, match=said):
-        made(use.format(file(source)), **args)
+    refused(said, made, use.format(file(source)), **args)
 
 
 def test_rewards_hold_rewards():
     reward = made("pairwise_win_rate", scorer={"use": "length", "low": 0, "high": 2, "slope": 0}, margin=0.1)
     samples = tuple(Sample("x", tuple(range(n))) for n in (1, 5))
     assert [rate.value for rate in reward(Group(0, Prompt("p"), samples)) if isinstance(rate, Scored)] == [1, 0]
-    with pytest.raises(ValueError, match=r"reward\.0\.scorer.*unknown: did you mean 'slope'"):
-        made("pairwise_win_rate", scorer={"use": "length", "slop": 0})
+    refused(r"reward\.0\.scorer.*unknown: did you mean 'slope'", made, "pairwise_win_rate", scorer={"use": "length", "slop": 0})
 
 
 def test_a_server_serves_them_too(file):
     reward, _ = serve.made({"use": f"trl:{file(TRL)}:plain", "conversational": False}, ("reward", "0"), Table())
     assert reward(texts(0, "a b", "c")) == [2.0, 1.0]
-    with pytest.raises(ValueError, match='write use = "trl:'):
-        serve.made({"use": f"{file(TRL)}:plain"}, ("reward", "0"), Table())
+    refused('write use = "trl:', serve.made, {"use": f"{file(TRL)}:plain"}, ("reward", "0"), Table())

@@ -33,6 +33,7 @@ from mmrl.training.evaluate import EvaluationSettings, Evaluator, Variant
 from mmrl.training.resources.profile import Profile
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 from tests.support.fakes import FakeTextPolicy
+from tests.support.refused import refused
 from tests.support.trainers import make_trainer
 
 
@@ -68,8 +69,7 @@ def test_how_boxes_are_written_is_asked_before_anything_is_counted(
             case _:
                 build(resolved)
 
-    with pytest.raises(ValueError, match=r"set policy\.box_space to pixel, resized, norm1000, norm1 or norm1000_yx \(pixels"):
-        look()
+    refused(r"set policy\.box_space to pixel, resized, norm1000, norm1 or norm1000_yx \(pixels", look)
     with pytest.raises(CountedError):
         look("policy.box_space=norm1000")
 
@@ -92,15 +92,13 @@ def ones(group):
 
 @pytest.mark.parametrize("name", ["total", "no_spread", "completion_length", "diversity", "iou/std", "iou@blurred", "", "a\nb"])
 def test_a_reward_never_takes_the_name_of_a_metric(name):
-    with pytest.raises(ValueError, match="which metrics could not tell from their own names"):
-        RewardRunner([NamedReward(name, ones)])
+    refused("which metrics could not tell from their own names", RewardRunner, [NamedReward(name, ones)])
 
 
 @pytest.mark.parametrize("part", ["std", "failed", "na", "retried", "cached"])
 def test_a_part_never_takes_the_name_of_a_metric(part):
     runner = RewardRunner([NamedReward("r", lambda group: [Scored(1.0, {part: 2.0}) for _ in group.samples])])
-    with pytest.raises(RewardError, match=f"parts named {part}"):
-        runner.score([Group(0, Prompt("p", "x"), (Sample("y"),))])
+    refused(f"parts named {part}", runner.score, [Group(0, Prompt("p", "x"), (Sample("y"),))], error=RewardError)
 
 
 def test_a_way_to_evaluate_never_takes_the_name_of_a_reward():
@@ -262,8 +260,7 @@ def test_fast_kernels_bring_corrections_and_need_their_package_and_a_card(name: 
         (SimpleNamespace(), "act on a GPU alone, of which this run has none: leave it out"),
     ):
         monkeypatch.setattr("mmrl.app.modality.on_cards.find_spec", lambda name, package=package: package)
-        with pytest.raises(ValueError, match=f"kernels is 'fast', .* {said}"):
-            build(resolved)
+        refused(f"kernels is 'fast', .* {said}", build, resolved)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +299,7 @@ def test_weights_in_4_bits_are_not_cut(name: str, stored: bool, monkeypatch: pyt
     check_cards(policy, Ranks())
     monkeypatch.setattr(Ranks, "is_sharded", True)
     said = "is stored in 4 bits" if stored else "policy.weights is 'nf4'"
-    with pytest.raises(ValueError, match=rf"{said}, and FSDP and ZeRO-3 cut weights that are numbers: start with .*ddp\.yaml"):
-        check_cards(policy, Ranks())
+    refused(rf"{said}, and FSDP and ZeRO-3 cut weights that are numbers: start with .*ddp\.yaml", check_cards, policy, Ranks())
 
 
 def test_sounds_are_refused_before_weights_that_are_cut_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -317,8 +313,7 @@ def test_sounds_are_refused_before_weights_that_are_cut_are_loaded(tmp_path: Pat
     run = load("tiny/image", words)
     monkeypatch.setattr("mmrl.app.run.build.look_before", lambda *given: None)
     monkeypatch.setattr(Ranks, "is_sharded", True)
-    with pytest.raises(ValueError, match=r"prompt '7' has a sound, .* spreads the weights: start with .*ddp\.yaml"):
-        build(run)
+    refused(r"prompt '7' has a sound, .* spreads the weights: start with .*ddp\.yaml", build, run)
 
 
 LATER = "acts only from the second update on"
@@ -355,8 +350,7 @@ def test_a_method_of_which_something_acts_is_not(words: Sequence[str]):
 
 
 def test_plan_says_so(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(ValueError, match=LATER):
-        plan(PlanArguments(["tiny/image", "algorithm.preset=sapo", "algorithm.minibatches=1"]))
+    refused(LATER, plan, PlanArguments(["tiny/image", "algorithm.preset=sapo", "algorithm.minibatches=1"]))
     plan(PlanArguments(["tiny/image", "algorithm.preset=dapo", "algorithm.minibatches=1"]))
     assert LATER in " ".join(capsys.readouterr().out.split())
 

@@ -43,6 +43,7 @@ from mmrl.serving.media import mask_of, pictures_of, sources_of, target_of
 from mmrl.serving.wire import pack_group, unpack_group
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.each import for_each
+from tests.support.refused import refused
 from tests.support.runs import assert_same_numbers
 
 Make = Callable[..., Resolved]
@@ -107,8 +108,7 @@ def test_evaluation_of_a_run_is_the_one_the_run_wrote(make: Make):
 
 def test_an_output_that_holds_a_run_is_refused_and_a_default_moves_on(make: Make, tmp_path: Path):
     RunDir.create(tmp_path / "old").append(1, {"loss": 0.0})
-    with pytest.raises(ValueError, match=r"already holds a run: .*--resume"):
-        run_training(make("output=old"))
+    refused(r"already holds a run: .*--resume", run_training, make("output=old"))
     (tmp_path / "runs" / "image").mkdir(parents=True)
     assert take_next_free(Path("runs/image")) == (Path("runs/image-2"), [Path("runs/image-2")])
 
@@ -118,8 +118,7 @@ def test_one_line_trains_a_video_model(tmp_path: Path):
     policy: Any = config.policy
     assert (config.data.use, config.reward[0].use, policy.video.max_frames) == ("moving_digits", "by_type", 64)
     assert policy.video.fps == 1.0
-    with pytest.raises(ValueError, match=r"--task video needs --reward, for example .*--task video .*by_type"):
-        one_line("video", "m", "moving_digits", [], [])
+    refused(r"--task video needs --reward, for example .*--task video .*by_type", one_line, "video", "m", "moving_digits", [], [])
 
 
 def test_one_line_says_what_a_config_would(make: Make, tmp_path: Path):
@@ -152,18 +151,15 @@ def test_one_line_says_what_a_config_would(make: Make, tmp_path: Path):
     ],
 )
 def test_words_that_describe_no_run(given: TrainArguments, message: str):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        given.resolve()
+    refused(message, given.resolve, error=(ValueError, FileNotFoundError))
 
 
 def test_a_slip_in_a_shipped_rewards_name_is_told_before_data_and_model_are_looked_at():
-    with pytest.raises(ValueError, match="no reward is called 'iuo': did you mean 'iou'"):
-        one_line("grounding", "nowhere", "shapes", ["iuo=0.5"], [])
+    refused("no reward is called 'iuo': did you mean 'iou'", one_line, "grounding", "nowhere", "shapes", ["iuo=0.5"], [])
     for use in ("./later.py", "./later.py:short", "http://127.0.0.1:1/iou", "trl:./theirs.py:right"):
         assert parse_reward(use) == {"use": use}
     assert parse_reward("iou=0.5") == {"use": "iou", "weight": 0.5}
-    with pytest.raises(ValueError, match="the weight 'much' is no number"):
-        parse_reward("iou=much")
+    refused("the weight 'much' is no number", parse_reward, "iou=much")
 
 
 def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -322,5 +318,4 @@ def test_pictures_without_a_white_are_refused_by_name(tmp_path: Path) -> None:
         lambda: target_of(prompt),
         lambda: content_hash(prompt.media[0]),
     ):
-        with pytest.raises(ValueError, match=r"(depth\.tif'?|target|picture|file\)) holds floats of 32 bits, of which nothing"):
-            read()
+        refused(r"(depth\.tif'?|target|picture|file\)) holds floats of 32 bits, of which nothing", read)

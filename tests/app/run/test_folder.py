@@ -32,19 +32,17 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Video
 from mmrl.data.validate import FILE_ROW
 from mmrl.runtime.blame import AskedToLeaveError
+from tests.support.refused import refused
 
 
 def test_a_new_run_notes_versions_an_old_one_is_never_overwritten_and_nothing_else_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
-        RunDir.open(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"holds neither config\.toml nor metrics\.jsonl"):
-        RunDir.open(tmp_path)
+    refused("is not a folder", RunDir.open, tmp_path / "nowhere", error=FileNotFoundError)
+    refused(r"holds neither config\.toml nor metrics\.jsonl", RunDir.open, tmp_path, error=FileNotFoundError)
     run = RunDir.create(tmp_path / "a" / "run")
     assert json.loads(run.versions_file.read_text())["torch"]
     RunDir.create(run.path)
     run.append(1, {"loss": 1.0})
-    with pytest.raises(ValueError, match=r"already holds a run: choose another output folder, or continue it with --resume"):
-        RunDir.create(run.path)
+    refused(r"already holds a run: choose another output folder, or continue it with --resume", RunDir.create, run.path)
 
 
 def test_metrics_come_back_as_written_and_every_line_is_plain_json(tmp_path: Path) -> None:
@@ -62,8 +60,7 @@ def test_a_torn_last_line_is_tolerated_and_said_a_broken_one_before_is_an_error(
     read = run.read_metrics()
     assert read.torn and [line["step"] for line in read.lines] == [1]
     run.metrics_file.write_text(run.metrics_file.read_text() + '\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not JSON"):
-        run.read_metrics()
+    refused(r"metrics\.jsonl, line 2 is not JSON", run.read_metrics)
 
 
 def test_truncating_forgets_what_came_after_the_checkpoint_and_the_torn_line(tmp_path: Path) -> None:
@@ -272,8 +269,7 @@ def resolve(run: RunDir, *words: str, output: Path | None = None) -> Any:
 )
 def test_changes_under_which_a_checkpoint_means_nothing_are_refused(run: RunDir, word: str, held: str):
     key = word.partition("=")[0]
-    with pytest.raises(ValueError, match=rf"{key} is .*hold {held} of that; leave {key} as it was"):
-        check_resume(resolve(run, "steps=3", word), run)
+    refused(rf"{key} is .*hold {held} of that; leave {key} as it was", check_resume, resolve(run, "steps=3", word), run)
     check_resume(resolve(run, "steps=3", "optimizer.lr=0.5", "seed=3"), run)
 
 
@@ -281,12 +277,10 @@ def test_another_output_is_refused_and_the_own_one_is_not(run: RunDir, tmp_path:
     check_resume(resolve(run, output=run.path), run)
     with pytest.raises(ValueError, match=r"--output is .*other.*, and --resume continues .*run where it lies"):
         check_resume(resolve(run, output=tmp_path / "other"), run)
-    with pytest.raises(ValueError, match="--output is 'elsewhere'"):
-        check_resume(resolve(run, "output=elsewhere"), run)
+    refused("--output is 'elsewhere'", check_resume, resolve(run, "output=elsewhere"), run)
     named = tmp_path / "mine.toml"
     configs.save(configs.load("tiny/image", ["output=third"]).config, named)
-    with pytest.raises(ValueError, match=r"output of .*mine\.toml is 'third'"):
-        check_resume(resolve(run, str(named)), run)
+    refused(r"output of .*mine\.toml is 'third'", check_resume, resolve(run, str(named)), run)
     moved = RunDir(run.path.rename(tmp_path / "moved"))
     check_resume(resolve(moved), moved)
 

@@ -22,6 +22,7 @@ from mmrl.serving.scorers import painting
 from mmrl.serving.scorers.painting import Painting, Studio
 from tests.processes.cases import STOPS
 from tests.support.each import for_each
+from tests.support.refused import refused
 
 SMALL = ["prompts_per_step=1", "algorithm.group_size=2", "policy.sampling.max_new_tokens=4", "evaluation.num_prompts=2"]
 
@@ -163,10 +164,8 @@ def test_duets_that_cannot_be_played_are_refused_before_anybody_trains(tmp_path,
     file = tmp_path / "duet.toml"
     file.write_text(DUET.replace(old, new))
     assert file.read_text() != DUET
-    with pytest.raises((ValueError, FileNotFoundError), match=words):
-        read_duet(file)
-    with pytest.raises(FileNotFoundError, match=r"none\.toml does not exist"):
-        read_duet(tmp_path / "none.toml")
+    refused(words, read_duet, file, error=(ValueError, FileNotFoundError))
+    refused(r"none\.toml does not exist", read_duet, tmp_path / "none.toml", error=FileNotFoundError)
 
 
 PAINTER = "{model='tiny:sd3', num_steps=2, width=64, height=64}"
@@ -205,8 +204,7 @@ def test_a_writer_and_a_painter_in_4_bits_take_a_step(tmp_path, words):
     ],
 )
 def test_what_does_not_go_together_is_refused_before_weights_load(no_weights, tmp_path, words, said):
-    with pytest.raises(ValueError, match=said):
-        train(TrainArguments([*ONE, *words], output=tmp_path / "run"))
+    refused(said, train, TrainArguments([*ONE, *words], output=tmp_path / "run"))
 
 
 @pytest.mark.evidence

@@ -18,6 +18,7 @@ from mmrl.policies.shared.workers.remote import Place, SamplerSettings
 from mmrl.runtime.repeating import Kernels, deterministic
 from mmrl.training.ahead.lag import max_ahead
 from tests.support.fakes import FakeAccelerator
+from tests.support.refused import refused
 from tests.support.rows import counts_of, make_batch
 
 ENGINE = 'policy.engine.url=["http://127.0.0.1:9"]'
@@ -49,8 +50,7 @@ def test_presets_know_how_far():
 )
 def test_what_cannot_be_sampled_ahead_is_refused(overrides: tuple[str, ...], words: str):
     config = load("tiny/image", ["ahead=1", *overrides]).config
-    with pytest.raises(ValueError, match=f"ahead is [12], and .*{words}"):
-        look_at_settings(config, Ranks())
+    refused(f"ahead is [12], and .*{words}", look_at_settings, config, Ranks())
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,7 @@ def test_what_cannot_be_sampled_ahead_is_refused(overrides: tuple[str, ...], wor
 def test_what_samplers_cannot_do_is_refused(config: str, overrides: tuple[str, ...], words: str, tmp_path: Path):
     (tmp_path / "mine.py").write_text("class Mine:\n    pass\n")
     resolved = load(config, [word.replace("./mine.py", f"{tmp_path}/mine.py") for word in overrides])
-    with pytest.raises(ValueError, match=words):
-        look_at_settings(resolved.config, Ranks())
+    refused(words, look_at_settings, resolved.config, Ranks())
 
 
 def test_samplers_draw_for_one_trainer_on_cards_of_their_own(monkeypatch: pytest.MonkeyPatch):
@@ -88,16 +87,14 @@ def test_samplers_draw_for_one_trainer_on_cards_of_their_own(monkeypatch: pytest
         look_at_settings(replace(config, ahead=0), Ranks(FakeAccelerator(2, "FSDP")))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    with pytest.raises(ValueError, match=r"this process sees 2 card\(s\), of which 1 train: .* cluster.samplers_share = true"):
-        SamplerSettings(2).places()
+    refused(r"this process sees 2 card\(s\), of which 1 train: .* cluster.samplers_share = true", SamplerSettings(2).places)
     assert [place.card for place in SamplerSettings(1).places()] == ["6"]
     assert [place.card for place in SamplerSettings(2, shares=True).places()] == ["4", "4"]
     for name, value in {"CUDA_VISIBLE_DEVICES": "7,6,5,4,3,2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert [place.card for place in SamplerSettings(2).places()] == ["3", "2"], "after those of all trainers and their samplers"
     assert [place.card for place in SamplerSettings(1, shares=True).places()] == ["6"]
-    with pytest.raises(ValueError, match=r"sees 6 card\(s\), of which 2 train"):
-        SamplerSettings(3).places()
+    refused(r"sees 6 card\(s\), of which 2 train", SamplerSettings(3).places)
 
 
 def test_a_sampler_knows_nothing_of_its_trainers_launcher(monkeypatch: pytest.MonkeyPatch):
@@ -129,8 +126,7 @@ def test_samplers_compute_with_the_kernels_of_the_trainer(monkeypatch: pytest.Mo
     ],
 )
 def test_weights_that_change_within_an_answer_are_refused(words: str, said: str):
-    with pytest.raises(ValueError, match=f"command line: {said}"):
-        load("tiny/image", ["ahead=1", words])
+    refused(f"command line: {said}", load, "tiny/image", ["ahead=1", words])
 
 
 def test_an_engine_brings_what_a_lag_needs_and_weights_that_are_spread_over_processes_are_refused(

@@ -38,6 +38,7 @@ from mmrl.training.trainer import Records, Trainer
 from tests.attacks.client import COMPLETION
 from tests.support import fakes
 from tests.support.published import ENDS_S, PublishingPolicy, await_thread, random_waits
+from tests.support.refused import refused
 from tests.support.rude_servers import answers, rude
 from tests.support.trainers import make_trainer, weights
 
@@ -119,8 +120,7 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(ahead: int, drains: bool,
         assert torch.equal(run(again), whole), f"stopped after step {stop}"
     assert bool(states[4]["versions"]) is not drains, "with no step in flight the live weights are enough"
     states[1]["ahead"]["random"] = states[1]["ahead"]["random"][0]
-    with pytest.raises(ValueError, match=r"ahead.random is not a list .* another version of mmrl wrote it"):
-        make(ahead, **more).load_state_dict(states[1])
+    refused(r"ahead.random is not a list .* another version of mmrl wrote it", make(ahead, **more).load_state_dict, states[1])
 
 
 def test_before_a_scheduled_checkpoint_nothing_is_in_flight():
@@ -198,8 +198,7 @@ def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
 def test_a_publication_that_is_lost_or_applied_twice_is_refused_by_name(fault: str, words: str):
     policy = PublishingPolicy()
     setattr(policy, fault, frozenset({2}))
-    with pytest.raises(OtherVersionError, match=f"step 4: .* {words}"):
-        make(1, policy=policy).fit()
+    refused(f"step 4: .* {words}", make(1, policy=policy).fit, error=OtherVersionError)
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
@@ -217,8 +216,7 @@ def test_errors_of_the_thread_reach_the_trainer_with_their_trace():
         if what == "rollout" and calls.count(what) == 3:
             raise UnavailableError("no server answers")
 
-    with pytest.raises(TrainingStoppedError, match="step 3: no server answers") as raised:
-        make(1, policy=PublishingPolicy(waits=breaks)).fit()
+    raised = refused("step 3: no server answers", make(1, policy=PublishingPolicy(waits=breaks)).fit, error=TrainingStoppedError)
     assert raised.value.__cause__ is not None
     assert "sample_and_score" in [frame.name for frame in traceback.extract_tb(raised.value.__cause__.__traceback__)]
 
@@ -235,10 +233,8 @@ def test_what_cannot_be_sampled_ahead_is_refused():
 
     with pytest.raises(ValueError, match="ahead is 2, and the algorithm allows 1: nothing in it corrects"):
         make(2, algorithm=replace(corrected(), importance=()))
-    with pytest.raises(ValueError, match="FakeTextPolicy writes with the network that trains"):
-        make(1, policy=fakes.FakeTextPolicy())
-    with pytest.raises(ValueError, match=r"reward 'letter' has a state_dict, .* set ahead = 0"):
-        make(1, function=Remembers())
+    refused("FakeTextPolicy writes with the network that trains", make, 1, policy=fakes.FakeTextPolicy())
+    refused(r"reward 'letter' has a state_dict, .* set ahead = 0", make, 1, function=Remembers())
 
 
 PROMPTS = 4
@@ -303,8 +299,7 @@ def test_a_judge_that_dies_at_some_question_leaves_no_trace(moment: int, undistu
         first = judged(server.url, 2, QUESTIONS // PROMPTS, records=Records(checkpoints=checkpoints), save_every=1)
         for reward in first.collector.rewards.rewards:
             reward.__dict__["max_failed"] = 0.0
-        with pytest.raises(ValueError, match="cannot be reached"):
-            first.fit()
+        refused("cannot be reached", first.fit)
     with rude(answers(200, COMPLETION)) as server:
         again = judged(server.url, 2, QUESTIONS // PROMPTS)
         if checkpoints.steps():

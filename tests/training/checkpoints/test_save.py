@@ -18,6 +18,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Records
 from tests.attacks.disks import killed_at_every_operation
 from tests.support.fakes import PlayedRanks, prompts
+from tests.support.refused import refused
 from tests.support.trainers import make_trainer, untimed, weights
 
 
@@ -58,8 +59,7 @@ def test_a_state_of_another_version_is_refused_by_name():
     trainer = make_trainer()
     state = trainer.state_dict()
     del state["rewards"], state["shuffle"]
-    with pytest.raises(ValueError, match="the checkpoint lacks rewards, shuffle: another version of mmrl wrote it"):
-        trainer.load_state_dict(state)
+    refused("the checkpoint lacks rewards, shuffle: another version of mmrl wrote it", trainer.load_state_dict, state)
 
 
 @pytest.mark.parametrize("name", ["policy.pt", "rest.pt", "manifest.json"])
@@ -67,8 +67,7 @@ def test_damaged_newest_falls_back_to_the_one_before(tmp_path: Path, name: str):
     checkpoints = saved(tmp_path, 1, 2)
     flip_last_byte(tmp_path / "step-2" / name)
     assert checkpoints.load()["index"] == 1
-    with pytest.raises(CheckpointError, match=f"{name} is (missing or )?damaged"):
-        checkpoints.load(2)
+    refused(f"{name} is (missing or )?damaged", checkpoints.load, 2, error=CheckpointError)
 
 
 def test_a_checkpoint_of_another_format_is_refused_and_none_before_it_is_tried(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -76,8 +75,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_none_before_it_is_tried(t
     manifest = tmp_path / "step-2" / "manifest.json"
     manifest.write_text(manifest.read_text().replace(f'"format": {checkpoint.FORMAT}', '"format": 2'))
     for look in (checkpoints.load, checkpoints.recover):
-        with pytest.raises(CheckpointError, match=r"step-2 was written by another version .* \(checkpoint format 2, this one"):
-            look()
+        refused(r"step-2 was written by another version .* \(checkpoint format 2, this one", look, error=CheckpointError)
     assert caplog.text == "" and checkpoints.steps() == [1, 2]
 
 
@@ -104,13 +102,11 @@ def test_recovering_clears_away_and_sets_damaged_ones_aside_while_looking_change
 
 
 def test_nothing_there_says_so_and_if_all_are_damaged_the_run_does_not_quietly_start_again(tmp_path: Path):
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
-        Checkpoints(tmp_path / "none").load()
+    refused("no whole checkpoint", Checkpoints(tmp_path / "none").load, error=CheckpointError)
     assert Checkpoints(tmp_path / "none").recover() is None
     checkpoints = saved(tmp_path, 1)
     (tmp_path / "step-1" / "rest.pt").unlink()
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
-        checkpoints.recover()
+    refused("no whole checkpoint", checkpoints.recover, error=CheckpointError)
 
 
 def test_plain_values_alone_are_kept_and_come_back_and_the_place_of_others_is_named(tmp_path: Path):
@@ -275,16 +271,14 @@ def test_a_failure_beside_the_run_is_said_and_tried_again_before_it_stops_the_ru
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.os, "fsync", full_disk)
         checkpoints.save(4, numbered(4), Ranks())
-        with pytest.raises(CheckpointError, match="step-5 could not be written"):
-            checkpoints.save(5, numbered(5), Ranks())
+        refused("step-5 could not be written", checkpoints.save, 5, numbered(5), Ranks(), error=CheckpointError)
     assert checkpoints.load()["index"] == 3
 
 
 def test_all_ranks_hear_of_a_failure_on_one(tmp_path: Path):
     """Rank 1 of two writes nothing itself."""
     second = PlayedRanks(lambda x: ["checkpoint x could not be written", x], 1)
-    with pytest.raises(CheckpointError, match="could not be written"):
-        Checkpoints(tmp_path).save(1, numbered(1), second)
+    refused("could not be written", Checkpoints(tmp_path).save, 1, numbered(1), second, error=CheckpointError)
 
 
 def test_a_finished_file_is_closed_and_knows_its_checksum(tmp_path: Path):

@@ -22,6 +22,7 @@ from mmrl.runtime.calls import Threads, settle
 from mmrl.runtime.workers import WorkerError, WorkerProcess, living
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform
+from tests.support.refused import refused
 from tests.training.rewards.test_rewards import group
 
 NOW = {"pause_s": 0.0}
@@ -155,8 +156,7 @@ def test_an_exception_that_cannot_travel_is_told():
 
 
 def test_what_cannot_go_to_a_process_is_refused_at_build():
-    with pytest.raises(ValueError, match=r"cannot be sent to another process.*top of a file"):
-        runner(lambda g: [1.0], where="process")
+    refused(r"cannot be sent to another process.*top of a file", runner, lambda g: [1.0], where="process")
 
 
 def test_a_plug_in_file_works_in_a_process(tmp_path):
@@ -195,8 +195,7 @@ def test_attempts_go_on_and_end(kind: Any):
     assert status(rewards.score([group()])) == [Status.OK]
     assert mended.calls == 3 and rewards.drain_metrics()["reward/mine/retried"] == 2
     broken = Flaky(9)
-    with pytest.raises(RewardError, match="busy"):
-        runner(kind(broken), retries=2, **NOW).score([group()])
+    refused("busy", runner(kind(broken), retries=2, **NOW).score, [group()], error=RewardError)
     assert broken.calls == 3
 
 
@@ -211,8 +210,7 @@ def test_a_reward_that_is_gone_stops_the_run_unless_it_is_only_logged():
     def gone(g: Group) -> list[float]:
         raise RewardUnavailableError("server is gone")
 
-    with pytest.raises(RewardUnavailableError, match="server is gone"):
-        runner(gone, max_failed=1.0, retries=3, **NOW).score([group()])
+    refused("server is gone", runner(gone, max_failed=1.0, retries=3, **NOW).score, [group()], error=RewardUnavailableError)
     rewards = [NamedReward("one", numbers), NamedReward("two", gone, weight=0.0)]
     [table] = RewardRunner(rewards).score([group()])
     assert (table.status[:, 1] == Status.FAILED).all() and (table.status[:, 0] == Status.OK).all()
@@ -318,8 +316,7 @@ def test_a_whole_step_in_one_call():
         scoring.add([group(3, 5)])
         assert answered(scoring.tables()) == [[0, 1], [0, 1], [0, 1, 2]]
     assert reward.calls == [3]
-    with pytest.raises(RewardError, match="answered for 1 of 2 groups"):
-        runner(WholeStep(short=True)).score(groups(2))
+    refused("answered for 1 of 2 groups", runner(WholeStep(short=True)).score, groups(2), error=RewardError)
 
 
 class Movable:
@@ -354,8 +351,7 @@ def test_a_model_is_moved_once_per_step():
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        runner(numbers, **settings)
+    refused(message, runner, numbers, **settings)
 
 
 def test_rewards_in_threads_cannot_change_sampling():
@@ -379,8 +375,7 @@ def test_transform_counts_and_raw_is_logged():
     [table] = runner(numbers, transform=Transform(scale=2.0, shift=-1.0, high=1.5)).score([group()])
     assert table.values[:, 0].tolist() == [0.5, 1.0, 1.5, 1.5]
     assert [parts["mine/raw"] for parts in table.parts] == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="scale must not be 0"):
-        Transform(scale=0.0)
+    refused("scale must not be 0", Transform, scale=0.0)
 
 
 def test_measures_tell_seconds_and_start_again():
@@ -392,8 +387,7 @@ def test_measures_tell_seconds_and_start_again():
 
 
 def test_a_group_without_samples_is_an_error():
-    with pytest.raises(RewardError, match="'p3' has no samples"):
-        runner(numbers).score([Group(3, Prompt("p3"), ())])
+    refused("'p3' has no samples", runner(numbers).score, [Group(3, Prompt("p3"), ())], error=RewardError)
 
 
 def test_pauses_between_tries_double_up_to_a_minute(monkeypatch: pytest.MonkeyPatch):

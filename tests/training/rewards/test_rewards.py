@@ -22,6 +22,7 @@ from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner,
 from tests.support import rows as made
 from tests.support.each import for_each
 from tests.support.flow_fakes import FakeFlowPolicy, nearness, prompts
+from tests.support.refused import refused
 from tests.support.rows import Nothing
 from tests.support.trainers import make_trainer
 
@@ -75,8 +76,7 @@ def test_numbers_by_name_are_parts_and_their_sum_counts():
     assert table.values[:, 0].tolist()[:2] == [1.25, 0.5] and table.status[:, 0].tolist() == [0, 0, Status.FAILED, 0]
     assert table.parts[0] == {"mine/right": 1.0, "mine/short": 0.25} and table.parts[1] == {"mine/right": 1.0}
     for broken in ({}, {"right": "B"}, {"score": "B"}, {"score": 1.0, "said": "B"}):
-        with pytest.raises(RewardError, match="numbers by name"):
-            run(lambda g, broken=broken: [broken] * 4)
+        refused("numbers by name", run, lambda g, broken=broken: [broken] * 4, error=RewardError)
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,7 @@ def test_exception_fails_its_group_only_within_the_budget_and_beyond_it_the_firs
 
     tables = run(fussy, [group(4, i) for i in range(3)])
     assert [int(t.status[0, 0]) for t in tables] == [Status.OK, Status.FAILED, Status.OK]
-    with pytest.raises(RewardError, match=r"'mine' failed on 4 of 4 .*no such file: scores.bin.*'p1'"):
-        run(fussy, [group(4, 1)])
+    refused(r"'mine' failed on 4 of 4 .*no such file: scores.bin.*'p1'", run, fussy, [group(4, 1)], error=RewardError)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +165,7 @@ def test_exception_fails_its_group_only_within_the_budget_and_beyond_it_the_firs
     ids=["count", "no list", "not a number", "infinite", "infinite in float32", "a table"],
 )
 def test_broken_contract_is_refused(answer, message):
-    with pytest.raises(RewardError, match=message):
-        run(lambda g: answer)
+    refused(message, run, lambda g: answer, error=RewardError)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +178,7 @@ def test_broken_contract_is_refused(answer, message):
     ids=["none", "twice", "all weight 0"],
 )
 def test_refused_at_build(rewards, message):
-    with pytest.raises(ValueError, match=message):
-        RewardRunner(rewards)
+    refused(message, RewardRunner, rewards)
 
 
 def test_a_generator_may_answer_and_may_raise():
@@ -193,8 +190,7 @@ def test_a_generator_may_answer_and_may_raise():
         raise RuntimeError("halfway")
 
     assert run(counting)[0].values[:, 0].tolist() == [0, 1, 2, 3]
-    with pytest.raises(RewardError, match=r"failed on 4 of 4 .*RuntimeError: halfway"):
-        run(breaking)
+    refused(r"failed on 4 of 4 .*RuntimeError: halfway", run, breaking, error=RewardError)
 
 
 def test_a_sample_whose_world_broke_has_no_score():

@@ -27,6 +27,7 @@ from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.watch import ratio_gate
 from mmrl.training.watch.ratio_gate import ENGINE_LOOKS, MOST_ROUNDINGS, NOISES, Bounds, Gap, RatioGate
 from tests.support.fakes import FakeTextPolicy, PlayedRanks, prompts
+from tests.support.refused import refused
 from tests.support.trainers import make_trainer
 
 SETTINGS = TrainSettings(ratio_bound=1e-5, mean_ratio_bound=1.0)
@@ -231,8 +232,7 @@ def test_a_resumed_run_is_checked_again():
     resumed = make_trainer(PRESETS["dr_grpo"], policy=policy)
     resumed.load_state_dict(trainer.state_dict())
     policy.amount = 1e-3
-    with pytest.raises(TrainingStoppedError, match="in the first forward with a gradient"):
-        resumed.step()
+    refused("in the first forward with a gradient", resumed.step, error=TrainingStoppedError)
 
 
 class Meeting:
@@ -365,8 +365,7 @@ def first(rounding: Any, by: float, old: bool, **bounds: Any) -> None:
 def test_a_fifth_of_the_clip_range_bounds_coarse_ratios_unless_they_are_one():
     noisy = Rounding(2 * STEP)
     first(noisy, 0.039, old=True)
-    with pytest.raises(TrainingStoppedError, match=r"mean_ratio_bound = 0\.04 "):
-        first(noisy, 0.041, old=True)
+    refused(r"mean_ratio_bound = 0\.04 ", first, noisy, 0.041, error=TrainingStoppedError, old=True)
     first(noisy, 0.041, old=False)
     first(noisy, 0.041, old=True, mean_ratio_bound=0.05)
 
@@ -401,8 +400,7 @@ def test_an_engine_is_looked_at_again_after_the_first_updates(step, found):
     gaps = [trainer.step()["rollout/log_ratio"] for _ in range(step - 1)]
     assert max(gaps, default=0.0) < 1e-5
     if found:
-        with pytest.raises(TrainingStoppedError, match=r"update prompt|update the log-probability"):
-            trainer.step()
+        refused(r"update prompt|update the log-probability", trainer.step, error=TrainingStoppedError)
     else:
         assert trainer.step()["rollout/log_ratio"] == pytest.approx(1e-3, rel=1e-2), "the metric shows it, and health"
 

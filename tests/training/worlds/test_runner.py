@@ -22,6 +22,7 @@ from mmrl.runtime.process_state import put_aside, random_state, take_back
 from mmrl.runtime.workers import WorkerError
 from mmrl.training.worlds import runner as worlds
 from mmrl.training.worlds.runner import LONGEST_TEXT, WorldCalling, WorldRunner, environment_of
+from tests.support.refused import refused
 
 LIMITS = Limits(timeout_s=60.0)
 PROMPT = Prompt("p")
@@ -91,10 +92,8 @@ def test_a_world_that_hangs_or_raises_is_an_error():
         raise OSError("gone")
 
     runner = WorldRunner(Counters({"hang": gate.wait, "raise": leave}), Limits(timeout_s=0.2))
-    with pytest.raises(TimeoutError, match="no answer within"):
-        runner.step(runner.open(PROMPT, 1), turn("hang")).result(timeout=60)
-    with pytest.raises(OSError, match="gone"):
-        runner.step(runner.open(PROMPT, 2), turn("raise")).result(timeout=60)
+    refused("no answer within", runner.step(runner.open(PROMPT, 1), turn("hang")).result, error=TimeoutError, timeout=60)
+    refused("gone", runner.step(runner.open(PROMPT, 2), turn("raise")).result, error=OSError, timeout=60)
     gate.set()
 
 
@@ -184,8 +183,7 @@ def test_a_process_that_dies_takes_no_other_world_along():
     runner = WorldRunner(environment_of(answer), LIMITS, WorldCalling(where="process", workers=1))
     first, second = runner.open(PROMPT, 5), runner.open(PROMPT, 6)
     assert [text_of(runner, one, "a") for one in (first, second)] == ["p 1 5", "p 1 6"]
-    with pytest.raises(RuntimeError, match="its process died with exit code 3"):
-        runner.step(first, turn("die")).result(timeout=120)
+    refused("its process died with exit code 3", runner.step(first, turn("die")).result, error=RuntimeError, timeout=120)
     assert text_of(runner, second, "b") == "p 2 6", "it was opened again, and asked its first turn"
     runner.close(first)
     runner.close(second)
