@@ -21,6 +21,7 @@ from mmrl.lab.arena.mixtures import best_mixture, fit, shares_of
 from tests.support.each import for_each
 from tests.support.forked import run
 from tests.support.presets import BY_PIXELS, FLOW
+from tests.support.refused import refused
 
 
 def contest(*methods: str, task: str = "grounding", **more: object) -> Contest:
@@ -41,8 +42,7 @@ def contest(*methods: str, task: str = "grounding", **more: object) -> Contest:
     ],
 )
 def test_words_that_make_no_contest_are_refused(words: tuple, told: str):
-    with pytest.raises(ValueError, match=told):
-        contest_of(*words)
+    refused(told, contest_of, *words)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,7 @@ def test_words_that_make_no_contest_are_refused(words: tuple, told: str):
     ],
 )
 def test_a_method_that_does_not_fit_is_refused_by_its_config(method: str, task: str, told: str):
-    with pytest.raises((ValueError, FileNotFoundError), match=told):
-        resolve_run(contest(method, task=task), method, 0)
+    refused(told, resolve_run, contest(method, task=task), method, 0, error=(ValueError, FileNotFoundError))
 
 
 def test_a_method_that_cannot_work_with_the_prompts_is_refused_before_a_model_is_loaded():
@@ -300,8 +299,7 @@ def test_a_surface_that_is_known_is_found():
     ],
 )
 def test_too_little_is_refused(mixtures: list[dict[str, float]], said: str):
-    with pytest.raises(ValueError, match=said):
-        fit(mixtures, [0.5] * len(mixtures))
+    refused(said, fit, mixtures, [0.5] * len(mixtures))
 
 
 def test_runs_tell_their_mixture_and_their_last_score(tmp_path: Path):
@@ -311,23 +309,19 @@ def test_runs_tell_their_mixture_and_their_last_score(tmp_path: Path):
         "expected best: " in told and " 0.7, " in told and " 0.2, " in told and "eval/total 1.000; best of the 6 runs: " in told
     )
     (runs[0] / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ValueError, match="has no eval/total: give it"):
-        best_mixture(runs)
+    refused("has no eval/total: give it", best_mixture, runs)
     with pytest.raises(ValueError, match=r"odd has eval/total = nan at last: leave the run out"):
         best_mixture([write(tmp_path / "odd", SIX[0], 0.5, float("nan"))])
     alone = write(tmp_path / "alone", SIX[0], 1.0)
     configs.save(configs.load("tiny/image").config, alone / "config.toml")
-    with pytest.raises(ValueError, match=r"is no run of \[\[data\]\] tables with weights"):
-        best_mixture([alone])
+    refused(r"is no run of \[\[data\]\] tables with weights", best_mixture, [alone])
 
 
 def test_the_verb_takes_runs_or_methods():
     import_module("mmrl.app.cli.program")
     arena = import_module("mmrl.lab.verbs").arena
-    with pytest.raises(ValueError, match="give --task, --methods and --budget-seconds, or --mixtures"):
-        arena(None, None, None)
-    with pytest.raises(ValueError, match="--mixtures reads finished runs, and nothing else"):
-        arena("grounding", None, None, mixtures="a,b")
+    refused("give --task, --methods and --budget-seconds, or --mixtures", arena, None, None, None)
+    refused("--mixtures reads finished runs, and nothing else", arena, "grounding", None, None, mixtures="a,b")
 
 
 def main(folder: Path, kill_at: int) -> None:

@@ -34,6 +34,7 @@ from mmrl.runtime.pretrained import broken_file, load_whole, readable, refuse_ab
 from mmrl.serving.files import hub_file
 from mmrl.serving.scorers.encoders import encoder_of
 from tests.support.ports import free_ports
+from tests.support.refused import refused
 from tests.support.rude_servers import answers, hears_nothing, rude
 
 
@@ -61,13 +62,10 @@ def test_a_whole_checkpoint_is_loaded_and_whatever_cannot_be_infinite_is_fine():
 def test_tensors_that_do_not_fit_are_named():
     keys = {"missing_keys": {"b", "a"}, "unexpected_keys": ["c"], "mismatched_keys": [("d", (1,), (2,))]}
     said = r"policy.model 'x' .* the class Linear: tensors 2 missing \(a, b\); 1 unexpected \(c\); 1 of another shape \(d\): "
-    with pytest.raises(ValueError, match=said):
-        load_whole(loader(**keys), "x", "policy.model 'x'")
+    refused(said, load_whole, loader(**keys), "x", "policy.model 'x'")
     for word, key in (("missing", "missing_keys"), ("unexpected", "unexpected_keys"), ("of another shape", "mismatched_keys")):
-        with pytest.raises(ValueError, match=word):
-            load_whole(loader(**{key: ["k"]}), "x", "place")
-    with pytest.raises(ValueError, match=r"5 missing \(0, 1, 2, \.\.\.\)"):
-        refuse_other_keys(map(str, range(5)), (), (), "place", "CLIP")
+        refused(word, load_whole, loader(**{key: ["k"]}), "x", "place")
+    refused(r"5 missing \(0, 1, 2, \.\.\.\)", refuse_other_keys, map(str, range(5)), (), (), "place", "CLIP")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -75,8 +73,7 @@ def test_tensors_that_do_not_fit_are_named():
 def test_weights_that_are_not_finite_are_named(dtype, value):
     model = nn.Linear(3, 2).to(dtype)
     model.weight.data[1, 2] = value
-    with pytest.raises(ValueError, match=r"NaN or infinity in 1 tensors \(weight\)"):
-        load_whole(loader(model), "x", "place")
+    refused(r"NaN or infinity in 1 tensors \(weight\)", load_whole, loader(model), "x", "place")
 
 
 def headed(header: object) -> bytes:
@@ -165,14 +162,12 @@ LOADS = {
 @pytest.mark.parametrize("name", LOADS)
 def test_a_silent_hub_is_one_sentence(hub: list[bytes], name: str):
     said = r"is no folder here, and the Hugging Face hub .* did not answer within 0\.2 s: check"
-    with pytest.raises(FileNotFoundError, match=said):
-        LOADS[name]()
+    refused(said, LOADS[name], error=FileNotFoundError)
 
 
 def test_it_is_asked_once(hub: list[bytes]):
     for name in ("a/b", "c/d"):
-        with pytest.raises(FileNotFoundError, match="did not answer"):
-            offline.check_hub(name)
+        refused("did not answer", offline.check_hub, name, error=FileNotFoundError)
     assert len(hub) == 1
 
 
@@ -188,8 +183,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(online: None, monkeypatch:
     monkeypatch.setattr(offline, "ANSWER_S", 30.0)
     for address, reason in ((f"http://127.0.0.1:{free_ports(1)}", "refused"), ("no address at all", "unknown url type")):
         monkeypatch.setenv("HF_ENDPOINT", address)
-        with pytest.raises(FileNotFoundError, match=f"cannot be reached .*{reason}.*HF_HUB_OFFLINE=1 to use"):
-            offline.check_hub("a/b")
+        refused(f"cannot be reached .*{reason}.*HF_HUB_OFFLINE=1 to use", offline.check_hub, "a/b", error=FileNotFoundError)
 
 
 def test_any_answer_will_do(online: None, monkeypatch: pytest.MonkeyPatch):

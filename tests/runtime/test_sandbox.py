@@ -17,6 +17,7 @@ from mmrl.runtime.sandbox import lock
 from mmrl.runtime.sandbox import sandbox as module
 from mmrl.runtime.sandbox.sandbox import MODULES, Pixels, Sandbox, SandboxError, SandboxLimits
 from tests.attacks.sandbox import TRIES, Target, Try, target
+from tests.support.refused import refused
 
 needs_lock = pytest.mark.skipif(bool(lock.missing()), reason=f"no sandbox here: {lock.missing()}")
 RED_BLUE = Pixels(2, 1, b"\xff\0\0\0\0\xff")
@@ -158,8 +159,7 @@ def test_a_module_that_cannot_be_loaded_or_starts_threads_is_refused(name, said,
     thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     (tmp_path / "starts_a_thread.py").write_text(thread)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SandboxError, match=said):
-        Sandbox(modules=[*MODULES, name]).run("1")
+    refused(said, Sandbox(modules=[*MODULES, name]).run, "1", error=SandboxError)
 
 
 def test_deaths_have_words():
@@ -169,8 +169,7 @@ def test_deaths_have_words():
 
 @pytest.mark.parametrize("size", [(0, 1, b""), (2, 1, b"abc"), (-1, -1, b"abc")])
 def test_pixels_fit_their_size(size: tuple[int, int, bytes]):
-    with pytest.raises(ValueError, match=f"are no picture of {size[0]} x {size[1]} pixels"):
-        Pixels(*size)
+    refused(f"are no picture of {size[0]} x {size[1]} pixels", Pixels, *size)
 
 
 @needs_lock
@@ -178,8 +177,7 @@ def test_so_many_run_in_a_process_and_no_more(monkeypatch: pytest.MonkeyPatch):
     with Sandbox() as first, Sandbox() as second:
         first.run("1")
         monkeypatch.setattr(module, "MOST", len(module._RUNNING))
-        with pytest.raises(SandboxError, match="which are the most: let fewer episodes run at a time"):
-            second.run("1")
+        refused("which are the most: let fewer episodes run at a time", second.run, "1", error=SandboxError)
         first.close()
         assert second.run("print(1)").text == "1\n"
 
@@ -253,8 +251,7 @@ def test_a_lock_is_for_the_process_that_asked():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="system calls of Linux")
 def test_a_lock_that_does_not_hold_is_found():
-    with pytest.raises(lock.LockError, match="the lock does not hold: a file can be opened"):
-        lock.check()
+    refused("the lock does not hold: a file can be opened", lock.check, error=lock.LockError)
 
 
 def test_the_filter_jumps_to_lines_that_exist_and_ends_with_no():
@@ -273,8 +270,7 @@ def test_other_machines_are_named(monkeypatch: pytest.MonkeyPatch, system: str, 
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     assert reason in lock.missing()
-    with pytest.raises(SandboxError, match=f"no sandbox on this machine: .*{reason}"):
-        Sandbox()
+    refused(f"no sandbox on this machine: .*{reason}", Sandbox, error=SandboxError)
 
 
 class Libc:

@@ -37,6 +37,7 @@ from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from tests.serving.test_reward_server import group_of
 from tests.support.ports import free_ports
+from tests.support.refused import refused
 from tests.support.rude_servers import answers, rude
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -59,17 +60,14 @@ def break_off_the_answer(number: int) -> None:
 
 def test_a_process_that_is_killed_amid_its_answer_has_died():
     """As one for whose memory the machine has no room."""
-    with pytest.raises(WorkerError, match="its process died with exit code -9"):
-        WorkerProcess(break_off_the_answer)(signal.SIGKILL)
+    refused("its process died with exit code -9", WorkerProcess(break_off_the_answer), signal.SIGKILL, error=WorkerError)
 
 
 def test_what_takes_too_long_is_killed_and_what_does_so_by_itself_is_ended():
     process = WorkerProcess(time.sleep)
-    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
-        process(60, timeout_s=0.01)
+    refused(r"no answer within 0\.01 s", process, 60, error=TimeoutError, timeout_s=0.01)
     never = threading.Event()
-    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
-        within(0.01, never.wait)
+    refused(r"no answer within 0\.01 s", within, 0.01, never.wait, error=TimeoutError)
     never.set()
 
 

@@ -25,6 +25,7 @@ from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.reward_server import Served, ServerLimits
 from mmrl.serving.reward_server import serving as in_thread
 from tests.support.ports import free_ports
+from tests.support.refused import refused
 
 
 def group_of(*texts: str, image: Any = None) -> Group:
@@ -130,22 +131,16 @@ def test_pixels_arrive_and_none_nan_and_parts_come_back_as_the_reward_gave_them(
 
 
 def test_a_reward_that_raises_or_changes_is_told_from_a_broken_server(base: str):
-    with pytest.raises(RemoteRewardError, match="ZeroDivisionError: by design"):
-        RemoteReward(f"{base}/broken").score(group_of("a"))
-    with pytest.raises(RemoteRewardError, match="answered 1 values for 2 samples"):
-        RemoteReward(f"{base}/short").score(group_of("a", "b"))
+    refused("ZeroDivisionError: by design", RemoteReward(f"{base}/broken").score, group_of("a"), error=RemoteRewardError)
+    refused("answered 1 values for 2 samples", RemoteReward(f"{base}/short").score, group_of("a", "b"), error=RemoteRewardError)
     remote = replace(RemoteReward(f"{base}/length").connect(), fingerprint="another")
-    with pytest.raises(RewardUnavailableError, match="now serves another version"):
-        remote.score(group_of("a"))
+    refused("now serves another version", remote.score, group_of("a"), error=RewardUnavailableError)
 
 
 def test_wrong_names_and_nobody_there_are_refused_before_training(base: str):
-    with pytest.raises(ValueError, match=r"does not serve 'lenght', only length, slow_length"):
-        RemoteReward(f"{base}/lenght").connect()
-    with pytest.raises(ValueError, match="write http://host:port/name"):
-        RemoteReward(base)
-    with pytest.raises(ValueError, match=r"does not answer .*is it running"):
-        RemoteReward(f"http://127.0.0.1:{free_ports(1)}/length").connect(wait_s=0.2)
+    refused(r"does not serve 'lenght', only length, slow_length", RemoteReward(f"{base}/lenght").connect)
+    refused("write http://host:port/name", RemoteReward, base)
+    refused(r"does not answer .*is it running", RemoteReward(f"http://127.0.0.1:{free_ports(1)}/length").connect, wait_s=0.2)
 
 
 def test_another_protocol_pickles_and_garbage_are_refused(base: str, monkeypatch: pytest.MonkeyPatch):
@@ -153,8 +148,7 @@ def test_another_protocol_pickles_and_garbage_are_refused(base: str, monkeypatch
     response = httpx.post(f"{base}/v1/score/length", content=body)
     assert response.status_code == 400 and "protocol 9, this side 1" in response.text
     monkeypatch.setattr(RemoteReward, "_request", lambda *_: HttpResponse(200, {}, b'{"protocol": 9}'))
-    with pytest.raises(ValueError, match="speaks protocol 9, this mmrl 1: install the same version"):
-        RemoteReward(f"{base}/length").connect()
+    refused("speaks protocol 9, this mmrl 1: install the same version", RemoteReward(f"{base}/length").connect)
     for body in (pickle.dumps({"a": 1}), b"", b"garbage" * 10):
         response = httpx.post(f"{base}/v1/score/length", content=body)
         assert response.status_code == 400
@@ -171,8 +165,7 @@ def test_limits_answer_413_with_the_limit_and_a_pointwise_group_is_cut_and_joine
         assert pixels.status_code == 413 and "max_pixels = 100" in pixels.text
         with pytest.raises(RewardUnavailableError, match=r"refuses a group of 3 samples: .*max_samples = 2.*group_size"):
             RemoteReward(f"{url}/length").score(group_of("a", "b", "c"))
-        with pytest.raises(RewardUnavailableError, match="max_body_mb"):
-            RemoteReward(f"{url}/brightness").score(group_of("a", image=image))
+        refused("max_body_mb", RemoteReward(f"{url}/brightness").score, group_of("a", image=image), error=RewardUnavailableError)
     with serving(ServerLimits(max_samples=2), pointwise=Pointwise()) as url:
         remote = RemoteReward(f"{url}/pointwise").connect()
         assert remote.score(group_of("a", "bb", "ccc", "dddd", "eeeee")) == [1.0, 2.0, 3.0, 4.0, 5.0]
@@ -215,8 +208,7 @@ def test_the_token_and_its_scheme_are_wanted_everywhere_but_for_health(monkeypat
             assert httpx.get(f"{url}/metrics", headers={"Authorization": value}).status_code == 200, value
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
         assert [httpx.get(url + path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [404] * 3
-        with pytest.raises(ValueError, match=r"401.*token is missing or wrong"):
-            RemoteReward(f"{url}/length").connect()
+        refused(r"401.*token is missing or wrong", RemoteReward(f"{url}/length").connect)
         monkeypatch.setenv("MMRL_REWARD_TOKEN", "secret")
         assert RemoteReward(f"{url}/length").connect().score(group_of("ab")) == [2.0]
 

@@ -19,6 +19,7 @@ from mmrl import Box, Group, Observation, Prompt, Sample, Scored, Turn
 from mmrl.core.samples import ClipTime, MediaSize, Status, Video, segments_of
 from mmrl.serving import wire
 from mmrl.serving.media import sound_of
+from tests.support.refused import refused
 
 
 def picture(seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> Image.Image:
@@ -76,8 +77,7 @@ def test_sounds_arrive_bit_for_bit_and_are_heard_as_the_mean_of_their_channels(t
     ],
 )
 def test_what_is_no_sound_is_refused(fields: dict[str, Any], said: str):
-    with pytest.raises(ValueError, match=said):
-        sound_of(Sample(**fields), "p")
+    refused(said, sound_of, Sample(**fields), "p")
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -138,16 +138,13 @@ class Boom:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_pickles_are_refused_unread(protocol: int, tmp_path: Path):
-    with pytest.raises(wire.WireError, match="is a pickle"):
-        wire.unpack_group(pickle.dumps(Boom(), protocol), tmp_path)
+    refused("is a pickle", wire.unpack_group, pickle.dumps(Boom(), protocol), tmp_path, error=wire.WireError)
 
 
 def test_what_cannot_travel_is_named_and_other_safetensors_and_types_are_refused(tmp_path: Path):
-    with pytest.raises(wire.WireError, match="without mmrl's header"):
-        wire.unpack_group(save({"a": np.zeros(1)}), tmp_path)
+    refused("without mmrl's header", wire.unpack_group, save({"a": np.zeros(1)}), tmp_path, error=wire.WireError)
     body = wire.pack_group(a_group()).replace(b"Prompt", b"Popen!")
-    with pytest.raises(wire.WireError, match="not part of the protocol"):
-        wire.unpack_group(body, tmp_path)
+    refused("not part of the protocol", wire.unpack_group, body, tmp_path, error=wire.WireError)
     with pytest.raises(wire.WireError, match=r"group\.prompt\.columns\['when'\] holds object, which cannot travel"):
         wire.pack_group(a_group(prompt=Prompt("p", columns={"when": object()})))
 
@@ -200,8 +197,7 @@ def test_malformed_headers_give_a_wire_error_and_nothing_else(body: bytes, tmp_p
 def test_a_reply_cannot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     evil = message({"parts": [{"$file": "a", "suffix": ".py"}]}, a={"shape": [8], "dtype": "U8", "data_offsets": [0, 8]})
-    with pytest.raises(wire.WireError, match="only groups do"):
-        wire.unpack_reply(evil)
+    refused("only groups do", wire.unpack_reply, evil, error=wire.WireError)
     assert not list(tmp_path.iterdir())
 
 
@@ -210,8 +206,7 @@ def test_a_reply_cannot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_replies_whose_columns_differ_in_length_or_cannot_be_printed_are_refused(values, part: str, said: str):
     body = wire.pack_reply(wire.ServedScores(values, (Status.OK,), ({part: 1.0},), "f"))
-    with pytest.raises(wire.WireError, match=said):
-        wire.unpack_reply(body)
+    refused(said, wire.unpack_reply, body, error=wire.WireError)
 
 
 @pytest.mark.parametrize("length", [0x0380, 0x0480, 0x0580, 0x0680])

@@ -28,6 +28,7 @@ from mmrl.policies.text.settings import Sampling
 from mmrl.training.callbacks import Examples
 from tests.support.chains import lines
 from tests.support.each import for_each
+from tests.support.refused import refused
 
 PICTURE = Image.new("RGB", (32, 32), "red")
 PROMPTS = [mmrl.Prompt(str(i), f"Where is {i}?", media=(PICTURE,), answer=mmrl.Box(2, 2, 20, 20)) for i in range(4)]
@@ -77,8 +78,7 @@ def test_a_run_leaves_what_a_commands_run_leaves(whole: mmrl.Run):
 def test_a_run_that_is_interrupted_returns_and_goes_on_to_the_same_numbers(tmp_path: Path, whole: mmrl.Run):
     cut = run(tmp_path / "cut", steps=3, held_out=PROMPTS[:2], callbacks=[Interrupt(1)])
     assert not cut.is_finished and "resume=True" in cut._repr_html_()
-    with pytest.raises(ValueError, match="already holds a run"):
-        run(tmp_path / "cut", steps=3, held_out=PROMPTS[:2])
+    refused("already holds a run", run, tmp_path / "cut", steps=3, held_out=PROMPTS[:2])
     more = run(tmp_path / "cut", steps=3, held_out=PROMPTS[:2], resume=True)
     assert more.is_finished and rewards_of(more) == rewards_of(whole)
     shown = run(tmp_path / "cut", steps=3, held_out=PROMPTS[:2], resume=True)
@@ -167,8 +167,7 @@ def test_stages_that_teach_need_no_rewards(tmp_path: Path):
 )
 def test_what_cannot_train_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str):
     given = {"algorithm": ALGORITHM, "rewards": [letters], "prompts": PROMPTS, "output": tmp_path / "run"} | change
-    with pytest.raises(ValueError, match=message):
-        mmrl.fit(POLICY, **given)
+    refused(message, mmrl.fit, POLICY, **given)
     assert not (tmp_path / "run").exists()
 
 
@@ -190,17 +189,14 @@ def test_plug_ins_as_objects(tmp_path: Path):
     text = f"[{box.x1}, {box.y1}, {box.x2}, {box.y2}]"
     [score] = reward(mmrl.Group(0, first, (mmrl.Sample(text),)))
     assert getattr(score, "value", score) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match=r"mmrl.load_data: data.sice is unknown.*did you mean 'size'"):
-        mmrl.load_data("digits_grounding", sice=4)
-    with pytest.raises(ValueError, match="did you mean 'iou'"):
-        mmrl.load_reward("iuo")
+    refused(r"mmrl.load_data: data.sice is unknown.*did you mean 'size'", mmrl.load_data, "digits_grounding", sice=4)
+    refused("did you mean 'iou'", mmrl.load_reward, "iuo")
 
 
 def test_a_program_that_its_own_processes_would_run_again_is_told_to_guard_its_call(tmp_path, monkeypatch):
     # what multiprocessing sets while a spawned process imports the program
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(RuntimeError, match=r"it calls mmrl\.fit outside of `if __name__ == \"__main__\":`"):
-        run(tmp_path / "run", steps=1)
+    refused(r"it calls mmrl\.fit outside of `if __name__ == \"__main__\":`", run, tmp_path / "run", error=RuntimeError, steps=1)
     assert not (tmp_path / "run").exists()
 
 
@@ -248,16 +244,13 @@ def test_rewards_have_names_of_their_own():
     ]
     with offer(lent.objects):
         assert find_object("python:one") is one
-    with pytest.raises(ValueError, match="'python:one' was an object of a Python program"):
-        find_object("python:one")
+    refused("'python:one' was an object of a Python program", find_object, "python:one")
 
 
 def test_texts_are_numbered_prompts_and_what_is_neither_prompt_nor_reward_is_named():
     assert as_prompts(["a", "b"], "prompts") == [mmrl.Prompt("0", "a"), mmrl.Prompt("1", "b")]
-    with pytest.raises(TypeError, match=r"prompts\[1\] is int: give mmrl.Prompt objects, or texts"):
-        as_prompts(["a", 3], "prompts")
-    with pytest.raises(TypeError, match="a reward is 3: give a function of a group"):
-        Lent().reward(3)
+    refused(r"prompts\[1\] is int: give mmrl.Prompt objects, or texts", as_prompts, ["a", 3], "prompts", error=TypeError)
+    refused("a reward is 3: give a function of a group", Lent().reward, 3, error=TypeError)
 
 
 def test_a_policy_is_a_name_a_table_or_settings_of_the_algorithms_kind_and_tables_are_laid_over_each_other():

@@ -15,6 +15,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.lab.tiny.text.vlms import build
 from tests.support.fake_engines import make_environment
+from tests.support.refused import refused
 from tests.support.stored_codes import store_codes
 
 SCRIPTS = sorted((shipped_folder("configs") / "cluster").glob("*.sh"))
@@ -88,8 +89,7 @@ def test_a_port_that_is_taken_and_too_few_cards_are_told(monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         said = f"port {port} of trainers is taken by another program: end that, or change cluster.port"
-        with pytest.raises(ValueError, match=said):
-            launch(LaunchArguments(["tiny/image", f"cluster={{trainers=2, port={port}}}"]))
+        refused(said, launch, LaunchArguments(["tiny/image", f"cluster={{trainers=2, port={port}}}"]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     with pytest.raises(ValueError, match=r"this node need 4 GPUs, and it shows 2 \(CUDA_VISIBLE_DEVICES=3,5\)"):
         launch(LaunchArguments(["tiny/image", "cluster={gpus_per_node=4, trainers=4, port=29517}"]))
@@ -105,10 +105,8 @@ def test_an_engine_without_its_environment_and_one_of_other_machines_without_a_f
 
 def test_servers_that_other_machines_reach_need_a_key(tmp_path: Path, engine: str):
     words = ["tiny/image", engine, f"policy.engine.folder={tmp_path}", "cluster={nodes=2, trainers=2, engines=2}"]
-    with pytest.raises(ValueError, match=r"engines of 2 nodes .* MMRL_ENGINE_TOKEN is not set"):
-        launch(LaunchArguments(words, node=1, hosts="a,b"))
-    with pytest.raises(ValueError, match="give the names of all with --hosts"):
-        launch(LaunchArguments(words, node=1))
+    refused(r"engines of 2 nodes .* MMRL_ENGINE_TOKEN is not set", launch, LaunchArguments(words, node=1, hosts="a,b"))
+    refused("give the names of all with --hosts", launch, LaunchArguments(words, node=1))
 
 
 @pytest.fixture
@@ -299,8 +297,7 @@ def test_a_reward_that_remembers_has_one_server(tmp_path: Path):
     )
     (tmp_path / "spec.toml").write_text(f"[[reward]]\nuse = '{tmp_path}/mean.py'\n")
     words = ["reward=[{use='http://127.0.0.1:8500/mean'}]", f"cluster={{nodes=2, trainers=2, rewards=['{tmp_path}/spec.toml']}}"]
-    with pytest.raises(ValueError, match=r'mean\.py has a state_dict, so it remembers.*cluster.rewards_on = "first"'):
-        planned(words, ["a", "b"])
+    refused(r'mean\.py has a state_dict, so it remembers.*cluster.rewards_on = "first"', planned, words, ["a", "b"])
     servers = [p for p in planned([*words, "cluster.rewards_on=first"], ["a", "b"]).processes if p.url]
     assert [(p.node, p.url) for p in servers] == [(0, "http://a:8500")]
     assert planned([*words, "cluster.nodes=1"]).servers_of(0), "one machine has one"
@@ -315,8 +312,7 @@ def test_one_trainer_needs_no_launcher_and_shards_are_accelerates():
 
 @pytest.mark.parametrize(("hosts", "node"), [(["a"], 0), (["a", "b", "c"], 0), (["a", "b"], 2), (["a", "b"], -1)])
 def test_hosts_and_nodes_are_as_many_as_the_config_says(hosts: list[str], node: int):
-    with pytest.raises(ValueError, match=r"cluster.nodes is 2"):
-        planned(["cluster={nodes=2, trainers=2}"], hosts, node)
+    refused(r"cluster.nodes is 2", planned, ["cluster={nodes=2, trainers=2}"], hosts, node)
 
 
 PODS = [{"JOBSET_NAME": "run", "JOB_COMPLETION_INDEX": index} for index in "01"]
@@ -378,8 +374,7 @@ def test_the_short_form_of_slurms_names(short: str, names: str):
     ids=["pods that each count from 0", "several tasks on a machine", "no scheduler"],
 )
 def test_what_schedulers_say_of_one_machine_alone_is_refused(environ: dict[str, str], host: str, said: str):
-    with pytest.raises(ValueError, match=said):
-        found_hosts(environ, 2, host)
+    refused(said, found_hosts, environ, 2, host)
 
 
 def test_the_same_command_is_one_node_of_the_run(monkeypatch: pytest.MonkeyPatch):

@@ -16,6 +16,7 @@ from mmrl.app.commands import launch as launching
 from mmrl.app.commands.launch import launch
 from mmrl.app.commands.options import LaunchArguments
 from mmrl.app.config.cluster import ClusterConfig
+from tests.support.refused import refused
 
 WORDS = ["tiny/image", "cluster={nodes=2, gpus_per_node=4, trainers=8}", "prompts_per_step=8"]
 
@@ -177,8 +178,7 @@ def test_machines_that_are_too_few_or_whose_programs_do_not_begin_are_told(tmp_p
         r"2 machine\(s\) with 1 CPU, 4 GPU each were not free in 5 s \(alive: host-0 has 8 CPU, 2 GPU; "
         r"free on all together: 7 CPU, 2 GPU\): lower cluster.nodes .*, end what `ray status` shows to hold the rest"
     )
-    with pytest.raises(ValueError, match=expected):
-        run_on_ray(job(tmp_path, patience_s=5.0), told.append, ray)
+    refused(expected, run_on_ray, job(tmp_path, patience_s=5.0), told.append, ray)
     assert ray.log[-3:] == ["killed", "killed", "group removed"], "nothing keeps cards"
     with pytest.raises(ValueError, match=r"Ray lent 2 machine\(s\), and its programs on them did not begin in 5 s: look whether"):
         run_on_ray(job(tmp_path, patience_s=5.0), told.append, FakeRay([(0, 0)], is_stuck=True))
@@ -196,8 +196,7 @@ def test_a_machine_that_is_slow_to_begin_counts_as_lost_and_one_that_cannot_is_t
     assert run_on_ray(job(tmp_path, restarts=1), told.append, ray) == 1 and ray.log.count("group removed") == 2
     assert told.count("machine 0 (host-0) did not begin its launch in 60 s, and counts as lost") == 2
     ray.slow = TaskError()
-    with pytest.raises(ValueError, match=r"machine 0 \(host-0\) cannot begin its launch \(no such folder\)"):
-        run_on_ray(job(tmp_path), told.append, ray)
+    refused(r"machine 0 \(host-0\) cannot begin its launch \(no such folder\)", run_on_ray, job(tmp_path), told.append, ray)
 
 
 def test_a_lost_head_node_ends_all_and_says_how_to_go_on(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch):
@@ -246,5 +245,4 @@ def test_a_dry_run_shows_the_bundles_and_what_ray_cannot_do_is_refused(capsys, t
         (own, "", "ray://head:10001", r"ray://, Ray's client.*ray job submit"),
     ):
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(ValueError, match=message):
-            launch(LaunchArguments(words, on="ray", hosts=hosts))
+        refused(message, launch, LaunchArguments(words, on="ray", hosts=hosts))

@@ -25,6 +25,7 @@ from tests.support.command import run_here
 from tests.support.each import for_each
 from tests.support.flow_runs import Make
 from tests.support.forked import heard
+from tests.support.refused import refused
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -141,15 +142,13 @@ def test_a_real_step_is_recorded_and_told(tmp_path: Path, capsys: pytest.Capture
     assert {"step", "rollout", "generate", "decode", "reward", "read", "update", "forward", "backward", "optimizer"} <= set(spans)
     inside, around = spans["generate"], spans["rollout"]
     assert around["ts"] <= inside["ts"] and inside["ts"] + inside["dur"] <= around["ts"] + around["dur"]
-    with pytest.raises(ValueError, match="the run goes on after step 2: choose steps from 3 on"):
-        train(TrainArguments(["steps=4"], resume=run, profile="2"))
+    refused("the run goes on after step 2: choose steps from 3 on", train, TrainArguments(["steps=4"], resume=run, profile="2"))
 
 
 @pytest.mark.parametrize(("steps", "message"), [("4", "the run ends after step 3"), ("1..2", "write a step such as 3")])
 def test_steps_that_the_run_does_not_take_are_refused_at_once(tmp_path: Path, steps: str, message: str):
     words = ["tiny/flow", "steps=3", "policy.model=nowhere"]
-    with pytest.raises(ValueError, match=message):
-        train(TrainArguments(words, output=tmp_path / "run", profile=steps))
+    refused(message, train, TrainArguments(words, output=tmp_path / "run", profile=steps))
     assert not (tmp_path / "run").exists()
 
 
@@ -317,10 +316,8 @@ def test_settings_and_limits_are_those_of_a_config(desk: Path, capsys: pytest.Ca
     told = " ".join(capsys.readouterr().out.split())
     assert "room (50 is more than limits.text = 49; 400 is more than limits.pixels = 399)" in told
     for wrong, message in (("mots=9", "mots"), ("limits.turns=0", r"limits\.turns")):
-        with pytest.raises(ValueError, match=message):
-            tools.test("mine.py:fine", [wrong])
-    with pytest.raises(ValueError, match="--space is 'inches': use one of"):
-        tools.test("zoom", [], tools.EnvironmentOptions(space="inches"))
+        refused(message, tools.test, "mine.py:fine", [wrong])
+    refused("--space is 'inches': use one of", tools.test, "zoom", [], tools.EnvironmentOptions(space="inches"))
 
 
 def test_one_is_played_by_hand(desk: Path):

@@ -26,6 +26,7 @@ from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.source import guess
 from mmrl.data.layouts.table import LAYOUTS as KNOWN
 from tests.support import layout_files
+from tests.support.refused import refused
 from tests.support.videos import even, write_video
 
 
@@ -61,8 +62,7 @@ def test_keeps_what_is_right_sometimes(config: Path):
 
 def test_a_file_without_prompts_is_not_written_and_a_prompt_without_scores_is_named(config: Path):
     said = r"no prompt is left for none.jsonl \(0 of 3 .*\): the best total reward was 1, and 1\.5 counts as right; set --success"
-    with pytest.raises(ValueError, match=said):
-        filter_data(str(config), Path("none.jsonl"), [], Difficulty(4, success_at=1.5))
+    refused(said, filter_data, str(config), Path("none.jsonl"), [], Difficulty(4, success_at=1.5))
     assert not Path("none.jsonl").exists()
     Path("silent.py").write_text("def silent(group):\n    return [None] * len(group.samples)\n")
     with pytest.raises(ValueError, match="prompt '0': only 0 of 4 samples have a total reward"):
@@ -163,11 +163,9 @@ def test_layouts_are_recognised(tmp_path: Path, name: str):
     ids=["empty", "broken", "other", "check of a broken one", "a video that is not there", "a prompt twice"],
 )
 def test_what_is_wrong_with_a_file_is_said_by_its_name(look: Callable[[Path], object], name: str, text: str, said: str, tmp_path):
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        guess(tmp_path / name)
+    refused("does not exist", guess, tmp_path / name, error=FileNotFoundError)
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=said):
-        look(tmp_path / name)
+    refused(said, look, tmp_path / name)
 
 
 def run(*words: str) -> str:

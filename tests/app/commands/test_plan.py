@@ -27,6 +27,7 @@ from mmrl.policies.text.write.generate import Generation
 from mmrl.training.callbacks import Examples
 from tests.support.flow_runs import Make
 from tests.support.presets import TEXT, VIDEO
+from tests.support.refused import refused
 from tests.support.text_policies import picture, text_trace
 from tests.support.worlds import Ending
 
@@ -316,13 +317,10 @@ def test_advice_names_what_to_lower(phase, remedy):
 
 def test_sizes_of_cards_and_geometry_as_train_refuses_it(make: Make):
     assert room("24GB") == room(" 24 ") == 24 * GIB and room("512MB") == GIB // 2
-    with pytest.raises(ValueError, match="write its memory as in --card 24GB"):
-        room("big")
-    with pytest.raises(ValueError, match="3 processes cannot share evenly"):
-        plan.plan(PlanArguments(["tiny/flow"], processes=3))
+    refused("write its memory as in --card 24GB", room, "big")
+    refused("3 processes cannot share evenly", plan.plan, PlanArguments(["tiny/flow"], processes=3))
     tree = ["preset=branch_grpo", "schedule.kind=Tree", "group_size=6", "schedule.split_steps=[0, 1]"]
-    with pytest.raises(ValueError, match="needs groups of a multiple of 4"):
-        plan.plan(PlanArguments(["tiny/flow", *(f"algorithm.{word}" for word in tree)]))
+    refused("needs groups of a multiple of 4", plan.plan, PlanArguments(["tiny/flow", *(f"algorithm.{word}" for word in tree)]))
 
 
 NO_SCORES = Scores((), torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.long), torch.zeros(0))

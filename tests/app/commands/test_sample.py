@@ -26,6 +26,7 @@ from mmrl.data.files.mp4 import read_mp4
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import SEED_STEP
 from mmrl.training.metric_names import metric_of
+from tests.support.refused import refused
 
 REWARD = """
 def letters(group):
@@ -166,8 +167,7 @@ def test_what_differs_is_found_and_other_weights_draw_other_pictures(finished: F
 )
 def test_what_is_not_there_is_named(finished: Finished, words: dict[str, Any], message: str):
     run = finished("text")
-    with pytest.raises(ValueError, match=message):
-        resample(run.path, SampleOptions(**{"prompt": noted(run, 2)[0]["prompt"]} | words))
+    refused(message, resample, run.path, SampleOptions(**{"prompt": noted(run, 2)[0]["prompt"]} | words))
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -288,8 +288,7 @@ def test_a_clip_is_written_as_mp4_or_as_a_strip(seen: Seen, monkeypatch: pytest.
     assert (len(frames), rate, found["frames"], found["fps"], found["width"]) == (5, 4.0, 5, 4.0, 16)
     give((5, 16, 15, 3))
     assert Path(str(draw(seen["flow"].path, "it moves", seed=1)["file"])).suffix == ".png"
-    with pytest.raises(ValueError, match=r"H.264 holds no clip of 15 x 16, odd sides"):
-        draw(seen["flow"].path, "it moves", out=Path("odd.mp4"))
+    refused(r"H.264 holds no clip of 15 x 16, odd sides", draw, seen["flow"].path, "it moves", out=Path("odd.mp4"))
 
 
 @pytest.mark.parametrize(
@@ -310,14 +309,11 @@ def test_a_clip_is_written_as_mp4_or_as_a_strip(seen: Seen, monkeypatch: pytest.
 )
 def test_mistakes_are_one_sentence(seen: Seen, kind: str, command: Any, words: Any, error: type[Exception], match: str):
     Path("broken.png").write_text("no picture")
-    with pytest.raises(error, match=match):
-        command(seen[kind].path, *words)
+    refused(match, command, seen[kind].path, *words, error=error)
 
 
 def test_a_run_without_a_checkpoint_says_what_is_there(seen: Seen):
     run = RunDir.create("fresh")
     run.config_file.write_bytes(seen["text"].config_file.read_bytes())
-    with pytest.raises(ValueError, match=r"fresh has no whole checkpoint yet: --step 0 takes the model before training"):
-        ask(run.path, ["room.png", "x"])
-    with pytest.raises(ValueError, match=r"fresh has a model that writes, and draws nothing: ask it with mmrl ask fresh PICTURE"):
-        draw(run.path, "x")
+    refused(r"fresh has no whole checkpoint yet: --step 0 takes the model before training", ask, run.path, ["room.png", "x"])
+    refused(r"fresh has a model that writes, and draws nothing: ask it with mmrl ask fresh PICTURE", draw, run.path, "x")

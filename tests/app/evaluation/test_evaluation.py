@@ -31,6 +31,7 @@ from mmrl.core.types import Sample
 from tests.support import forked as forks
 from tests.support.flow_runs import Make
 from tests.support.launcher import forked
+from tests.support.refused import refused
 from tests.support.runs import write_run
 
 WORDS = ["evaluation.batch_size=4", "policy.sampling.max_new_tokens=6", "evaluation.by=['split', 'level']"]
@@ -159,11 +160,9 @@ def test_a_folder_with_another_evaluation_is_left_alone(boxes: Path, whole: Eval
         copy = EvaluationDir(Path(shutil.copytree(whole.path, tmp_path / name / "eval")))
         (copy.path / name).write_text(text)
         copy.summary_file.unlink()
-        with pytest.raises(ValueError, match=message):
-            copy.begin(subject, config)
+        refused(message, copy.begin, subject, config)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty, and holds no evaluation"):
-        run_evaluation(asked(boxes, tmp_path))
+    refused("is not empty, and holds no evaluation", run_evaluation, asked(boxes, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -181,8 +180,7 @@ def test_a_folder_with_another_evaluation_is_left_alone(boxes: Path, whole: Eval
 @pytest.mark.usefixtures("empty_desk")
 def test_refused_before_a_model_is_loaded(given: EvalArguments, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "prepare", lambda *_: pytest.fail("the model was loaded"))
-    with pytest.raises(ValueError, match=message):
-        run_evaluation(given)
+    refused(message, run_evaluation, given)
     assert not (tmp_path / "runs").exists()
 
 
@@ -191,8 +189,7 @@ def test_a_column_with_a_value_per_prompt_is_no_kind(tmp_path: Path, monkeypatch
     rows = [json.dumps({"prompt": f"scene {i}", "number": i}) for i in range(70)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(rows) + "\n")
     words = ["evaluation.data.texts=[]", "evaluation.data.path=prompts.jsonl", "evaluation.by=['number']"]
-    with pytest.raises(ValueError, match="'number', which has 70 different values"):
-        run_evaluation(EvalArguments(["tiny/flow", *words]))
+    refused("'number', which has 70 different values", run_evaluation, EvalArguments(["tiny/flow", *words]))
 
 
 def test_drawn_pictures_are_kept_pixel_for_pixel_and_every_way_to_answer_has_numbers(make: Make, tmp_path: Path):
@@ -396,19 +393,15 @@ def prediction(i: int, value: float) -> dict[str, Any]:
 
 
 def test_what_is_no_run_and_no_evaluation_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nothing-here"):
-        compare(tmp_path / "nothing-here", tmp_path)
+    refused("nothing-here", compare, tmp_path / "nothing-here", tmp_path, error=FileNotFoundError)
     (tmp_path / "predictions.jsonl").write_text('{"prompt": "p"}\n')
-    with pytest.raises(ValueError, match=r"predictions\.jsonl, line 1 has no 'text': give a predictions\.jsonl that"):
-        compare(tmp_path, tmp_path)
+    refused(r"predictions\.jsonl, line 1 has no 'text': give a predictions\.jsonl that", compare, tmp_path, tmp_path)
     for name in READ:
         lines = [prediction(0, 0.5), {key: value for key, value in prediction(1, 0.5).items() if key != name}]
         (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        with pytest.raises(ValueError, match=rf"line 2 has no '{name}'"):
-            compare(tmp_path, tmp_path)
+        refused(rf"line 2 has no '{name}'", compare, tmp_path, tmp_path)
     (tmp_path / "predictions.jsonl").write_text("")
-    with pytest.raises(ValueError, match="has no samples yet"):
-        compare(tmp_path / "predictions.jsonl", tmp_path)
+    refused("has no samples yet", compare, tmp_path / "predictions.jsonl", tmp_path)
 
 
 def test_names_take_as_many_folders_as_tell_them_apart(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from mmrl.lab.tiny.scorers import detector
 from mmrl.policies.text.settings import TextPolicyConfig
 from tests.plugins.test_judge_rewards import Server, judges
 from tests.support.flow_runs import Make
+from tests.support.refused import refused
 from tests.support.shelves import GOLDEN, suite_module
 from tests.support.videos import write_video
 
@@ -278,25 +279,21 @@ def test_the_interval_of_equal_kinds_is_wide_where_one_has_few_prompts():
     ],
 )
 def test_words_that_make_no_suite(given: EvalArguments, message: str):
-    with pytest.raises(ValueError, match=message):
-        run_evaluation(given)
+    refused(message, run_evaluation, given)
 
 
 def test_missing_files_are_named_with_their_source_and_a_snapshot_of_the_hub_needs_none(tmp_path: Path):
     said = r"lacks files, and nothing is downloaded: get screenspot_mobile_v2.json \(https:.*, \.\. \(4 in all\)"
-    with pytest.raises(FileNotFoundError, match=said):
-        run_evaluation(EvalArguments(["tiny:qwen3_vl"], suite="screenspot_v2"))
+    refused(said, run_evaluation, EvalArguments(["tiny:qwen3_vl"], suite="screenspot_v2"), error=FileNotFoundError)
     with pytest.raises(FileNotFoundError, match=r"lacks files: there is no folder .*refcocoo, and nothing"):
         run_evaluation(EvalArguments(["tiny:qwen3_vl"], suite="refcoco", data=str(tmp_path / "refcocoo")))
     draw_refcoco(tmp_path / "refcoco")
     (tmp_path / "refcoco" / "instances.json").unlink()
     said = r"get instances\.json \(https://github.com/lichengunc/refer; CC BY 4\.0\) and name"
-    with pytest.raises(FileNotFoundError, match=said):
-        answer("refcoco")
+    refused(said, answer, "refcoco", error=FileNotFoundError)
     draw_refcoco(tmp_path / "refcoco")
     (tmp_path / "refcoco" / "train2014").rename(tmp_path / "pictures")
-    with pytest.raises(FileNotFoundError, match=r"set evaluation\.data\.media to the pictures or clips of suite refcoco"):
-        answer("refcoco")
+    refused(r"set evaluation\.data\.media to the pictures or clips of suite refcoco", answer, "refcoco", error=FileNotFoundError)
     answer("refcoco", f"evaluation.data.media={tmp_path / 'pictures'}")
     repository = Path("hub", "datasets--OS-Copilot--ScreenSpot-v2")
     (repository / "refs").mkdir(parents=True)
@@ -312,8 +309,7 @@ def test_files_of_another_version_are_one_sentence(tmp_path: Path):
     rows = [{"img_filename": "a.png", "bbox": [4, 4, 20, 10], "prompt": "close it"}] * 2
     (tmp_path / "screenspot_v2" / "screenspot_web_v2.json").write_text(json.dumps(rows))
     said = r"lacks something of suite screenspot_v2, or is .*: screenspot_web_v2.json:1: column instruction .*\(and 1 more\)"
-    with pytest.raises(ValueError, match=said):
-        answer("screenspot_v2")
+    refused(said, answer, "screenspot_v2")
 
 
 EDIT = {"id": "animal/1.png", "prompt": "Make it red.", "edit_type": "adjust"}
@@ -390,8 +386,7 @@ def test_an_edit_is_shown_before_and_after_behind_its_question(tmp_path: Path, s
 def test_a_judge_that_is_not_there_is_named_before_anything_is_drawn(tmp_path: Path):
     write_unigenbench(tmp_path / "unigenbench")
     server = Server(lambda text, pictures: "", "http://127.0.0.1:9/v1")
-    with pytest.raises(ValueError, match=r"not ready: .* start the server .* published with UniGenBench-EvalModel"):
-        judged("unigenbench", "tiny:sd3", server)
+    refused(r"not ready: .* start the server .* published with UniGenBench-EvalModel", judged, "unigenbench", "tiny:sd3", server)
 
 
 def test_unigenbenchs_dimensions_are_those_of_its_own_code():
@@ -482,9 +477,7 @@ def test_what_judged_suites_are_made_of_in_another_version_is_one_sentence(
     name: str, write: Callable[[Path], None], file: str, text: str, message: str, tmp_path: Path
 ):
     write(tmp_path / name)
-    with pytest.raises(ValueError, match=r"was published with|is published|prompts of"):
-        load_suite(find_suite(name), tmp_path / name)
+    refused(r"was published with|is published|prompts of", load_suite, find_suite(name), tmp_path / name)
     (tmp_path / name / file).write_text(text)
-    with pytest.raises(ValueError, match=message) as found:
-        load_suite(find_suite(name), tmp_path / name, any_size=True)
+    found = refused(message, load_suite, find_suite(name), tmp_path / name, any_size=True)
     assert "\n" not in str(found.value)

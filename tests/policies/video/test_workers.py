@@ -25,6 +25,7 @@ from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import SilenceTimer, WorkerError, stopped_by
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.forked import run
+from tests.support.refused import refused
 from tests.support.text_policies import make
 from tests.support.videos import even, write_video
 
@@ -118,10 +119,8 @@ def test_workers_decode_what_is_decoded_here(clip, decoding):
 
 def test_what_is_wrong_with_a_clip_arrives_and_the_worker_lives_on(clip, decoding):
     videos = decoding()
-    with pytest.raises(FileNotFoundError, match=r"no video .*gone\.mp4"):
-        result(videos, "gone.mp4")
-    with pytest.raises(ValueError, match="cannot be opened"):
-        result(videos, __file__)
+    refused(r"no video .*gone\.mp4", result, videos, "gone.mp4", error=FileNotFoundError)
+    refused("cannot be opened", result, videos, __file__)
     pid = decoder(videos).process.pid
     assert len(result(videos, clip).times) == 4
     assert decoder(videos).process.pid == pid
@@ -148,8 +147,7 @@ WHY = {
 def test_a_clip_whose_worker_ends_twice_is_named_with_the_signal_and_a_remedy(clip, doomed, decoding, number):
     doomed(number, 2)
     videos = decoding()
-    with pytest.raises(WorkerError, match=rf"the process that decoded '.*even\.mp4' {WHY[number]}"):
-        result(videos, clip)
+    refused(rf"the process that decoded '.*even\.mp4' {WHY[number]}", result, videos, clip, error=WorkerError)
     assert len(result(videos, clip).times) == 4
 
 
@@ -178,8 +176,7 @@ def test_a_worker_that_is_stopped_for_good_is_not_replaced(clip, doomed, decodin
     while decoder(videos).process.pid is None:
         time.sleep(0.01)
     videos.early.crew.close()
-    with pytest.raises(UnavailableError, match="nothing waits"):
-        board.wait()
+    refused("nothing waits", board.wait, error=UnavailableError)
     while decoder(videos).process.pid is not None:
         time.sleep(0.01)
 

@@ -23,6 +23,7 @@ from mmrl.training.trainer import Trainer
 from tests.policies.flow.write.test_given import make as make_any
 from tests.support.flow_policies import make, prompts, requests, trace_of
 from tests.support.presets import BY_PIXELS
+from tests.support.refused import refused
 
 Tiny = Callable[[str], str]
 STEPS = 4
@@ -188,8 +189,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("broken", "message"), BROKEN)
 def test_rewards_without_a_gradient_are_refused_by_name(tiny: Tiny, broken: str, message: str):
-    with pytest.raises(ValueError, match=message):
-        trainer_of(make(tiny("sd3"), guidance=1.0), small("draft_k"), Blue(broken)).step()
+    refused(message, trainer_of(make(tiny("sd3"), guidance=1.0), small("draft_k"), Blue(broken)).step)
 
 
 @pytest.mark.parametrize(
@@ -197,21 +197,16 @@ def test_rewards_without_a_gradient_are_refused_by_name(tiny: Tiny, broken: str,
 )
 def test_a_trial_refuses_them_before_a_run(broken: str, message: str):
     try_gradient("blue", Blue(), prompts()[0])
-    with pytest.raises(ValueError, match=message.replace("2 pictures", "1 pictures")):
-        try_gradient("blue", Blue(broken), prompts()[0])
+    refused(message.replace("2 pictures", "1 pictures"), try_gradient, "blue", Blue(broken), prompts()[0])
 
 
 def test_what_is_refused_before(tiny: Tiny):
     objective = BY_PIXELS["refl"].objective
     with pytest.raises(ValueError, match="and 'jpeg' has none: take rewards that score pixels"):
         with_rewards(objective, [("blue", 1.0, Blue()), ("jpeg", 0.5, len)])
-    with pytest.raises(ValueError, match="and no reward has none"):
-        with_rewards(objective, [("jpeg", 0.0, len)])
+    refused("and no reward has none", with_rewards, objective, [("jpeg", 0.0, len)])
     policy = make(tiny("sd3"))
     rollouts = policy.rollout(requests(2), Full(num_steps=3).at(0))
-    with pytest.raises(ValueError, match=r"needs a surrogate path: use the schedule Surrogate"):
-        pixels_of(policy, rollouts)
-    with pytest.raises(ValueError, match=r"path\.steps is 5, and there are 4 steps"):
-        Surrogate(num_steps=4, path=SurrogatePath(steps=5))
-    with pytest.raises(ValueError, match="a bridge has a step on both sides"):
-        SurrogatePath("bridge", steps=1)
+    refused(r"needs a surrogate path: use the schedule Surrogate", pixels_of, policy, rollouts)
+    refused(r"path\.steps is 5, and there are 4 steps", Surrogate, num_steps=4, path=SurrogatePath(steps=5))
+    refused("a bridge has a step on both sides", SurrogatePath, "bridge", steps=1)

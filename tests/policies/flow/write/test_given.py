@@ -25,6 +25,7 @@ from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
 from mmrl.policies.video.decode import clip_at
 from tests.support.flow_policies import LORA, stir, trace_of, with_adapters
+from tests.support.refused import refused
 from tests.support.rows import counts_of, scores
 
 Tiny = Callable[[str], str]
@@ -206,8 +207,7 @@ FORWARD = plan_of("sft_of_pictures")
     ],
 )
 def test_refused(tiny: Tiny, request_: Request, plan: RolloutPlan, message: str):
-    with pytest.raises(ValueError, match=message):
-        make(tiny("sd3")).rollout([request_], plan)
+    refused(message, make(tiny("sd3")).rollout, [request_], plan)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,7 @@ def test_refused(tiny: Tiny, request_: Request, plan: RolloutPlan, message: str)
     ],
 )
 def test_prompts_that_teach_nothing_are_refused(planner: Any, columns: dict[str, object], message: str):
-    with pytest.raises(ValueError, match=message):
-        planner.check_prompts([Prompt("cat", "a cat", columns=columns)])
+    refused(message, planner.check_prompts, [Prompt("cat", "a cat", columns=columns)])
     TaughtPictures().check_prompts(PROMPTS)
     TaughtPairs().check_prompts(PROMPTS)
 
@@ -233,8 +232,7 @@ def test_prompts_that_teach_nothing_are_refused(planner: Any, columns: dict[str,
 def test_pairs_of_pictures_that_contradict_each_other_are_refused():
     pair = Prompt("cat", "a cat", columns={"chosen": "a.png", "rejected": "b.png"})
     turned = replace(pair, id="other", columns={"chosen": "b.png", "rejected": "a.png"})
-    with pytest.raises(ValueError, match="prompts 'cat' and 'other' are the same"):
-        TaughtPairs().check_prompts([pair, turned])
+    refused("prompts 'cat' and 'other' are the same", TaughtPairs().check_prompts, [pair, turned])
     TaughtPairs().check_prompts([pair, replace(turned, text="a dog")])
 
 
@@ -262,8 +260,7 @@ def test_frames_are_taken_at_the_rate_of_the_policy_from_where_a_clip_begins(tmp
         (clip_of(2), 3, 8.0, r"its clip is uint8 of the shape \(2, 32, 48, 3\), and must be uint8"),
         (Video((file,)), 1, 8.0, "its clip is a sequence of pictures"),
     ):
-        with pytest.raises(ValueError, match=f"prompt 'fox'.*{message}"):
-            clip_at(source, frames, fps, (16, 16), "fox")
+        refused(f"prompt 'fox'.*{message}", clip_at, source, frames, fps, (16, 16), "fox")
     with pytest.raises(FileNotFoundError):
         clip_at("none.mp4", 3, 8.0, (16, 16), "fox")
 
@@ -298,8 +295,7 @@ def test_what_is_taught_is_looked_at_before_weights_are_loaded(
     write_mp4(tmp_path / "a.mp4", clip_of(), 8)
     prompt = Prompt("fox", "a fox", columns={name: str(tmp_path / file) for name, file in columns.items()})
     policy = FlowPolicyConfig(tiny("wan"), **{**CLIPS, "fps": 4.0, **settings})
-    with pytest.raises(ValueError, match=f"prompt 'fox'.*{message}"):
-        FlowModality().adapt_algorithm(KINDS["sft_of_pictures"], policy, "sft", [prompt])
+    refused(f"prompt 'fox'.*{message}", FlowModality().adapt_algorithm, KINDS["sft_of_pictures"], policy, "sft", [prompt])
 
 
 def test_models_of_sounds_are_not_taught():

@@ -30,6 +30,7 @@ from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import WorkerProcess
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.flow_policies import FAMILIES, LORA, PLANS, latents, make, prompts, requests, stir, trace_of
+from tests.support.refused import refused
 from tests.support.trainers import weights
 
 X, (CAT, DOGS, _) = Prompt("p", "x"), prompts()
@@ -136,8 +137,7 @@ def test_a_network_that_answers_nan_is_named_with_prompt_and_the_first_such_step
         return (output[0].index_fill(0, torch.tensor([13, 14]), torch.nan),) if len(calls) in (2, 3) else output
 
     policy.net.transformer.register_forward_hook(spoil)
-    with pytest.raises(ValueError, match=r"prompt 'dogs' is not finite at step 2 of 4, as for 2 of 8 latents"):
-        policy.rollout(requests(), PLANS["flow_grpo"])
+    refused(r"prompt 'dogs' is not finite at step 2 of 4, as for 2 of 8 latents", policy.rollout, requests(), PLANS["flow_grpo"])
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,7 @@ def test_a_network_that_answers_nan_is_named_with_prompt_and_the_first_such_step
     ],
 )
 def test_requests_nobody_can_serve_are_refused(tiny, asked, plan, message):
-    with pytest.raises(ValueError, match=message):
-        make(tiny("sd3")).rollout(asked, plan)
+    refused(message, make(tiny("sd3")).rollout, asked, plan)
 
 
 def test_a_process_without_requests_has_no_rows(tiny):
@@ -172,8 +171,7 @@ def test_a_process_without_requests_has_no_rows(tiny):
 def test_missing_folders_are_named(tiny, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"policy\.lora\.adapter"):
         make(tiny("sd3"), lora=LoraSettings(adapter=str(Path(tmp_path) / "none")))
-    with pytest.raises(ValueError, match="keeps the shadows"):
-        make(tiny("sd3"), ["old"])
+    refused("keeps the shadows", make, tiny("sd3"), ["old"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -240,8 +238,7 @@ def test_the_base_may_finish_what_trained_weights_began(tiny, lora, solver):
     assert torch.equal(mixed[0], base) and torch.equal(mixed[2], tuned)
     assert min(float((mixed[1] - end).abs().max()) for end in (tuned, base)) > 1e-4
     assert torch.equal(latents(policy, asked, RolloutPlan(steps)), tuned), "the trained weights are back"
-    with pytest.raises(ValueError, match=r'base_from .*shadows = \["ref"\]'):
-        make(tiny("sd3")).rollout(asked, RolloutPlan(steps, base_from=2))
+    refused(r'base_from .*shadows = \["ref"\]', make(tiny("sd3")).rollout, asked, RolloutPlan(steps, base_from=2))
 
 
 TINY = ["steps=3", "prompts_per_step=2", "evaluation.num_prompts=0", "policy.forward_rows=4", "policy.lora.rank=2"]
@@ -295,8 +292,7 @@ def test_another_process_draws_the_same_bits(job: Job):
         assert [image.tobytes() for image in other.images] == [image.tobytes() for image in own.images]  # pyright: ignore
         assert other.weights_version == policy.weights.num_updates
     generator.version += 1
-    with pytest.raises(UnavailableError, match=r"was to use weights of version 7, and the memory .* holds 6 to 6"):
-        generator.write(parts)
+    refused(r"was to use weights of version 7, and the memory .* holds 6 to 6", generator.write, parts, error=UnavailableError)
 
 
 def test_chunks_are_whole_requests_whatever_the_number_of_processes():
