@@ -72,7 +72,7 @@ def run(ahead: int, sample_s: float, update_s: float, steps: int) -> tuple[float
         if WARM <= step < steps - ahead:
             walls.append(wall)
             slower.append(busy)
-    trainer.collector.close()
+    trainer.producer.close()
     return statistics.mean(walls), statistics.mean(slower)
 
 
@@ -86,7 +86,7 @@ def seconds(ahead: int, sample_s: float, update_s: float, steps: int, evaluates:
             trainer.evaluate()
             count += 1
     spent = time.perf_counter() - begun
-    trainer.collector.close()
+    trainer.producer.close()
     return spent, count
 
 

@@ -5,7 +5,7 @@
 
 A Qwen2.5-VL of 36 layers, 32 numbers wide, writes `--tokens` tokens of `--rows` completions of one prompt; figures are those of
 the whole, reading the prompt included, divided by the tokens of one completion. Kernels are torch's operators, and looks are the
-places where the host asks for a value, which on a GPU waits for all work before it (tests/support/host_looks.py counts them).
+places where the host asks for a value, which on a GPU waits for all work before it (tests/support/devices.py counts them).
 Once the generator looks every 16 tokens at which rows are done, as it does on a GPU, and once at every token; both take turns in
 one process. With bfloat16 the model computes under autocast, as on a GPU; on a CPU that is slow for other reasons. In 4 bits it
 computes in bfloat16 by equal kernels; fast ones are for a GPU, where benchmarks/gpu.py measures them.
@@ -94,7 +94,7 @@ def counts(write: Callable[[], int]) -> dict[str, float]:
     """Kernels and looks of a token, where `write()` answers how many tokens it wrote."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from tests.support.host_looks import host_looks
+    from tests.support.devices import host_looks
 
     class Kernels(TorchDispatchMode):
         count = 0

@@ -52,7 +52,7 @@ def run(ahead: int, steps: int, window: int) -> Pace:
         if WARM <= step < steps - ahead:
             walls.append(time.perf_counter() - begun)
             sampled.append(metrics.get("time/rollout_s", 0.0) + metrics.get("time/reward_s", 0.0))
-    job.trainer.collector.close()
+    job.trainer.producer.close()
     assert isinstance(job.policy, FlowPolicy)
     if isinstance(job.policy.generator, RemoteGenerator):
         job.policy.generator.close()

@@ -72,7 +72,7 @@ def watched(trainer: Trainer, folder: Path, steps: int, ahead: int) -> tuple[Pat
         # behind the last steps nothing is sampled any more
         if WARM <= step < steps - ahead:
             walls.append(time.perf_counter() - begun)
-    trainer.collector.close()
+    trainer.producer.close()
     return folder / "spans.jsonl", statistics.mean(walls)
 
 

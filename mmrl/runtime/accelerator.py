@@ -1,4 +1,4 @@
-"""What spreads a run over processes: accelerate's Accelerator, and a library that owns the update."""
+"""Libraries that spread a run over processes, as far as mmrl uses them: accelerate, and one that owns the update."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -57,11 +57,11 @@ class Engine(Protocol):
 
     def step(self) -> None: ...
 
-    def state(self, keep: bool = True) -> dict[str, Any]:
+    def state(self, keep: bool = True) -> dict[str, object]:
         """The optimizer's state as one process would have it; every process must ask, even with keep=False."""
         ...
 
-    def load(self, state: dict[str, Any]) -> None: ...
+    def load(self, state: dict[str, object]) -> None: ...
 
 
 def zero_stage(accelerator: Accelerator) -> int:

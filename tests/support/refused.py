@@ -10,9 +10,9 @@ def refused(
     call: Callable[..., object],
     /,
     *given: object,
-    error: type[Exception] | tuple[type[Exception], ...] = ValueError,
+    error: type[BaseException] | tuple[type[BaseException], ...] = ValueError,
     **settings: object,
-) -> pytest.ExceptionInfo[Exception]:
+) -> pytest.ExceptionInfo[BaseException]:
     """Call with what is given; it must raise this error with words that match. Gives the error."""
     with pytest.raises(error, match=words) as caught:
         call(*given, **settings)

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,13 +39,15 @@ STEPS |= dict.fromkeys(("lumina2", "wan", "wan_a14b", "wan_i2v", "wan_i2v_a14b",
 """Family -> the pixels whose multiples its tiny model draws."""
 
 
-def lines_of(rows: Sequence[dict[str, object]], folder: Path) -> str:
+def lines_of(rows: Sequence[Mapping[str, object]], folder: Path) -> str:
     file = folder / "sizes.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     return str(file)
 
 
-def mixed(make: Make, folder: Path, *words: str, rows: Sequence[dict[str, object]] = ROWS, preset: str = "flow_grpo") -> Resolved:
+def mixed(
+    make: Make, folder: Path, *words: str, rows: Sequence[Mapping[str, object]] = ROWS, preset: str = "flow_grpo"
+) -> Resolved:
     """The tiny config on rows of several sizes."""
     resolved = make()
     for table in (("data",), ("evaluation", "data")):

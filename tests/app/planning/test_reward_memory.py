@@ -280,8 +280,8 @@ def test_samplers_that_share_the_trainers_card_are_counted_there(made: Plan):
 
 
 def test_a_plan_says_it(capsys: pytest.CaptureFixture[str]):
-    def said(*words: str, card: str = "24GB", fits: bool = True, **more: bool) -> str:
-        assert plan.plan(PlanArguments(["tiny/flow", *words], card=card, **more)) == fits
+    def said(*words: str, card: str = "24GB", fits: bool = True, as_json: bool = False) -> str:
+        assert plan.plan(PlanArguments(["tiny/flow", *words], card=card, as_json=as_json)) == fits
         return capsys.readouterr().out
 
     own = " ".join(said(*WORDS).split())

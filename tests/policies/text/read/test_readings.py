@@ -84,7 +84,7 @@ def test_attention_is_that_of_transformers(policy: TextPolicy):
     before, [first] = policy.net.model.config.get_text_config()._attn_implementation, read(policy, rollouts, LOGPROBS)
     distance, influence = read(policy, rollouts, ATTENTION_DISTANCE, ATTENTION_INFLUENCE)
     assert policy.net.model.config.get_text_config()._attn_implementation == before
-    assert torch.equal(*read(policy, rollouts, LOGPROBS), first), "other readings are as if nobody had looked"
+    assert torch.equal(read(policy, rollouts, LOGPROBS)[0], first), "other readings are as if nobody had looked"
     plain = make(str(policy.config.model))
     for row in (0, 3, 5):
         length = int(text_trace(rollouts.trace).lengths[row])
