@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.core.samples import Group, Prompt, Scored
@@ -30,11 +30,18 @@ def split(use: str) -> tuple[str, str]:
 
 
 def adapt(style: str, function: PlugIn, settings: Mapping[str, Any], where: str) -> PlugIn:
-    """The function as a reward, with the other keys of its table; ValueError, naming the table, for an unknown key."""
+    """The function as a reward, with the other keys of its table; of a class for TRL first an object, with those that it takes.
+
+    Raises ValueError, naming the table, for an unknown key, or one that is missing.
+    """
     if style == "flow_grpo":
         return FlowGrpoReward(*scorer_of(function, settings, where))
-    refuse_unknown(settings, ("conversational", "columns"), where)
-    return TrlReward(function, **settings)
+    taken = inspect.signature(function).parameters if inspect.isclass(function) else {}
+    own = {key: value for key, value in settings.items() if key in taken}
+    rest = {key: value for key, value in settings.items() if key not in taken}
+    refuse_unknown(rest, ("conversational", "columns", *taken), where)
+    refuse_gap(function, [*taken.values()], own, where)
+    return TrlReward(cast(PlugIn, function(**own)) if inspect.isclass(function) else function, **rest)
 
 
 def refuse_foreign(function: Any, use: str, where: str) -> None:

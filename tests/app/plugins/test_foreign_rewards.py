@@ -36,6 +36,13 @@ async def later(completions, **kwargs):
 
 def short(completions, **kwargs):
     return [1.0]
+
+class Longer:
+    def __init__(self, than, by=0):
+        self.length = than + by
+
+    def __call__(self, completions, **kwargs):
+        return [float(len(c[0]["content"]) > self.length) for c in completions]
 """
 FLOW = """
 import numpy as np
@@ -119,8 +126,9 @@ def test_none_means_does_not_apply_and_logs_become_parts(file):
     assert first.parts == [{"mine/calls": 1, "mine/tokens": 3}, {"mine/calls": 1, "mine/tokens": 1}]
 
 
-def test_async_and_too_few_values(file):
+def test_async_classes_and_too_few_values(file):
     use = f"trl:{file(TRL)}"
+    assert score(made(f"{use}:Longer", than=1, by=1), texts(0, "abc", "de"))[0].values[:, 0].tolist() == [1, 0]
     assert score(made(f"{use}:later"), texts(0, "abc", "d"))[0].values[:, 0].tolist() == [3, 1]
     assert asyncio.run(made(f"{use}:later")(texts(0, "abc"))) == [3.0]
     with pytest.raises(RewardError, match=r"answered 1 values for 4 samples"):
@@ -156,9 +164,11 @@ def test_flow_grpo_mistakes(file):
         (FLOW, "{}:counted", {}, r"write use = \"flow_grpo:"),
         (VERL, "{}", {}, r"verl or EasyR1.*def mine\(group\)"),
         (TRL, "trl:{}:plain", {"colums": {}}, "unknown key 'colums'"),
+        (TRL, "trl:{}:Longer", {"by": 1}, r"Longer needs 'than': set than = "),
+        (TRL, "trl:{}:Longer", {"than": 1, "bye": 1}, r"unknown key 'bye'.*did you mean 'by'"),
         (FLOW, "flow_grpo:{}:scaled", {"facto": 3.0}, r"unknown key 'facto'.*did you mean 'factor'"),
     ],
-    ids=["TRL", "flow_grpo", "verl", "a slip for TRL", "a slip for flow_grpo"],
+    ids=["TRL", "flow_grpo", "verl", "a slip for TRL", "a gap of a class", "a slip for a class", "a slip for flow_grpo"],
 )
 def test_forgotten_prefixes_and_slips_are_named(file, source: str, use: str, args: dict[str, Any], said: str):
     refused(said, made, use.format(file(source)), **args)
