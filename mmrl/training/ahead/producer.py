@@ -182,6 +182,11 @@ class Producer:
         """The thread whose random generators the other one puts its own in the place of."""
 
     @property
+    def _is_over(self) -> bool:
+        """Is the thread that asks to end? One that was left behind must not go on in a run that began anew."""
+        return self._closed or self._thread is not current_thread()
+
+    @property
     def _is_busy(self) -> bool:
         return self._thread is not None and self._next <= self._last and self._error is None and not self._closed
 
@@ -335,8 +340,8 @@ class Producer:
             while True:
                 begun = time.perf_counter()
                 with self._moved:
-                    self._moved.wait_for(lambda: self._next <= self._last or self._closed)
-                    if self._closed:
+                    self._moved.wait_for(lambda: self._next <= self._last or self._is_over)
+                    if self._is_over:
                         return
                 waited = time.perf_counter() - begun
                 collected = self._collect(self._next, sampling, state)
@@ -344,12 +349,14 @@ class Producer:
                 times = {MOVED.get(name, name): value for name, value in collected.times.items()}
                 collected.times = times | {"time/idle/sampler": waited / spent}
                 with self._moved:
+                    if self._is_over:
+                        return
                     self._found[self._next] = collected
                     self._next += 1
                     self._moved.notify_all()
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
             with self._moved:
-                self._error = error
+                self._error = self._error if self._is_over else error
                 self._moved.notify_all()
 
     def _collect(self, step: int, sampling: Callable[[int], object], state: RunState) -> Collected:
@@ -374,7 +381,8 @@ class Producer:
             yield
         finally:
             with self._moved:
-                self._random = take_back(self._trainer)
+                random = take_back(self._trainer)
+                self._random = random if self._thread is current_thread() else self._random
 
 
 def prompts_of(sampler: PromptSampler, names: set[str]) -> Mapping[str, Prompt]:
