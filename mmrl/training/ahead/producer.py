@@ -140,7 +140,7 @@ class OtherVersionError(TrainingStoppedError):
 
 @dataclass(eq=False)
 class Producer:
-    """Collects each step when it is due, or `settings.ahead` steps before, for a policy that publishes its weights.
+    """Collects each step when it is due, or up to `settings.ahead` steps before, with a policy that publishes its weights.
 
     Of several processes each has a thread then, and a collector whose ranks are a process group of their own (`Ranks.apart`), for
     the trainers exchange gradients meanwhile.
@@ -241,7 +241,7 @@ class Producer:
             self._observed = {step: one for step, one in self._observed.items() if step >= first}
 
     def rest(self, step: int) -> None:
-        """Called after this many steps, before prompts are answered that do not train: the live weights are to write."""
+        """Wait until no step is collected, and let the live weights, those after this many steps, answer what does not train."""
         if not self.ahead:
             return
         with self._moved:
@@ -292,7 +292,7 @@ class Producer:
         return {"versions": self._versions.rows(range(self._lag.writes(self._oldest), self._oldest))} if self.ahead else {}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue where the state was taken; raise ValueError where it is that of a run with another lag, or of another mmrl."""
+        """Continue where the state was taken; ValueError for that of a run with another lag, or of another version of mmrl."""
         own = state.get("ahead", {"lag": 0, "random": [], "observed": []})
         if own["lag"] != self.ahead:
             raise ValueError(
