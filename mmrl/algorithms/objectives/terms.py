@@ -35,7 +35,7 @@ class Declarations(TypedDict, total=False):
 class Declared(TermHooks):
     """The declarations of most terms: they compare log-probabilities with old ones, action by action.
 
-    Raises TypeError for a class that declares what nothing of it looks at: `level` needs `OfLevel`, and `clips` needs `Clips`.
+    Raises TypeError for a class that declares what none of its bases looks at: `level` needs `OfLevel`, `clips` needs `Clips`.
     """
 
     def __init_subclass__(cls, **declared: Unpack[Declarations]) -> None:

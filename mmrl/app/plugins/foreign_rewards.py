@@ -30,7 +30,7 @@ def split(use: str) -> tuple[str, str]:
 
 
 def adapt(style: str, function: PlugIn, settings: Mapping[str, Any], where: str) -> PlugIn:
-    """The function as a reward, with the other keys of its table; of a class for TRL first an object, with those that it takes.
+    """The function as a reward, with the other keys of its table; a class for TRL is made an object first, with those it takes.
 
     Raises ValueError, naming the table, for an unknown key, or one that is missing.
     """
