@@ -81,6 +81,8 @@ def runner() -> list[Row]:
 class Sampler:
     """A policy that takes its time to sample and nothing else."""
 
+    offers: frozenset[str] = frozenset()
+
     def __init__(self, seconds_per_group: float) -> None:
         self.seconds_per_group = seconds_per_group
 
@@ -130,6 +132,7 @@ def overlap(groups: int = 32, sampling_s: float = 2.0, reward_s: float = 1.6) ->
                 Algorithm(),
                 TrainSettings(prompts_per_step=groups, rollout_parts=parts),
                 Ranks(),
+                cast(Any, None),  # Once looks at no reading of what was sampled
             )
             step = seconds(collector.collect, repeats=3)
             hidden = (sampling_s + reward_s - step) / reward_s
