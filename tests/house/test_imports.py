@@ -74,7 +74,7 @@ def test_plug_ins_use_public_rooms_only(folder: str):
                 assert ".".join((node.module or "").split(".")[:2]) in allowed, f"{file.name} imports {node.module}"
 
 
-COLLABORATORS = {"trainer", "collector", "evaluator", "reader", "gate", "audit"}
+COLLABORATORS = {"trainer", "collector", "producer", "evaluator", "reader", "gate", "audit"}
 
 
 def set_from_outside(tree: ast.Module) -> list[str]:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "lines of mmrl/": 91_797,
     "lines of all shipped Python": 100_570,
-    "lines of tests/": 85_939,
+    "lines of tests/": 85_945,
     "files of mmrl/ under 60 lines, outside shelves": 28,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 75_000,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.learned import Thompson
 from mmrl.algorithms.weights.importance import RolloutCorrection
@@ -119,6 +120,7 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(ahead: int, drains: bool,
         again.load_state_dict(states[stop])
         assert torch.equal(run(again), whole), f"stopped after step {stop}"
     assert bool(states[4]["versions"]) is not drains, "with no step in flight the live weights are enough"
+    refused(f"of a run with ahead = {ahead}, and this one has 0: set ahead = {ahead}", make(0, **more).load_state_dict, states[2])
     states[1]["ahead"]["random"] = states[1]["ahead"]["random"][0]
     refused(r"ahead.random is not a list .* another version of mmrl wrote it", make(ahead, **more).load_state_dict, states[1])
 
@@ -235,6 +237,10 @@ def test_what_cannot_be_sampled_ahead_is_refused():
         make(2, algorithm=replace(corrected(), importance=()))
     refused("FakeTextPolicy writes with the network that trains", make, 1, policy=fakes.FakeTextPolicy())
     refused(r"reward 'letter' has a state_dict, .* set ahead = 0", make, 1, function=Remembers())
+    refused("of a run with ahead = 0, and this one has 1: set ahead = 0", make(1).load_state_dict, make(0).state_dict())
+    peeking = type("Peeks", (Once,), {"asked": lambda self, request: [replace(request, view="blind")]})
+    peeks = make(1, algorithm=replace(corrected(), planner=peeking()))
+    refused("Peeks asks for samples of the view 'blind', .* set ahead = 0", peeks.fit)
 
 
 PROMPTS = 4
