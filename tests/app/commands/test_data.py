@@ -61,7 +61,7 @@ def test_keeps_what_is_right_sometimes(config: Path):
 
 
 def test_a_file_without_prompts_is_not_written_and_a_prompt_without_scores_is_named(config: Path):
-    said = r"no prompt is left for none.jsonl \(0 of 3 .*\): the best total reward was 1, and 1\.5 counts as right; set --success"
+    said = r"no prompt is left for none.jsonl \(0 of 3 .*: the best total reward was 1, and 1.5 counts as right; set --success-at"
     refused(said, filter_data, str(config), Path("none.jsonl"), [], Difficulty(4, success_at=1.5))
     assert not Path("none.jsonl").exists()
     Path("silent.py").write_text("def silent(group):\n    return [None] * len(group.samples)\n")
@@ -157,7 +157,7 @@ def test_layouts_are_recognised(tmp_path: Path, name: str):
             lambda file: check(str(file), []),
             "prompts.txt",
             "a fox\na dog\na fox\n",
-            r"txt:3: the row says exactly what .*txt:1 says",
+            r"prompts\.txt:3: the row says exactly what prompts\.txt:1 says",
         ),
     ],
     ids=["empty", "broken", "other", "check of a broken one", "a video that is not there", "a prompt twice"],

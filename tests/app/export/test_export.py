@@ -385,7 +385,7 @@ def test_without_token_or_network_nothing_is_exported(
         (
             {"HF_TOKEN": TOKEN, "HF_ENDPOINT": "http://127.0.0.1:9"},
             FileNotFoundError,
-            "cannot be reached .*check the network",
+            "cannot be reached .*check the network, or export without --push",
         ),
         ({"HF_HUB_OFFLINE": "1"}, ValueError, "nothing goes to the hub while HF_HUB_OFFLINE"),
     ):

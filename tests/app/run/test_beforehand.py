@@ -268,12 +268,12 @@ def test_fast_kernels_bring_corrections_and_need_their_package_and_a_card(name: 
     [
         (
             [*SMALL, "policy.quantized.embeddings=host"],
-            "embeddings is 'host', which is for one GPU, and there are 2 processes",
+            "embeddings is 'host', which is for one GPU, and there are 2 processes: start one",
         ),
         *(
             (
                 [f"algorithm.preset={name}", "environment.use=zoom"],
-                f"{name} trains rows of earlier steps again, .* has 2: start",
+                f"{name} trains rows of earlier steps again, .* and the run has 2: start one, take",
             )
             for name in ("arpo_gui", "mobile_agent_v3", "remix", "ssr")
         ),

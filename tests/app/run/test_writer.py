@@ -46,9 +46,10 @@ def resumed(folder: Path, ahead: int, *words: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_resumed_writer_is_the_undisturbed_one_and_its_pictures_are_kept(tmp_path, ahead):
+def test_a_resumed_writer_is_the_undisturbed_one_and_its_pictures_are_kept(tmp_path, ahead, monkeypatch):
+    monkeypatch.setattr(painting, "_STUDIOS", {})
     whole = resumed(tmp_path, ahead)
-    studio = next(iter(painting._STUDIOS.values()))
+    [studio] = painting._STUDIOS.values()
     assert studio.drawn < studio.asked, "the reward that watches draws nothing of its own"
     assert all((RunDir(tmp_path / "whole").samples / line[3]["file"]).is_file() for line in whole)
     assert "drawn/beside" in whole[-1][2] and "drawn/beside" not in whole[0][2]
