@@ -54,6 +54,10 @@ def test_rollout_shared_and_repeated_readings_and_the_plain_model_agree(tiny, fa
     alone = plain_logprobs(plain_model(tiny(family)), shared, rollouts)
     assert_noted(rollouts, logprobs(shared, rollouts), logprobs(repeated, rollouts), alone)
     assert relative_difference(gradients(shared, rollouts), gradients(repeated, rollouts)) < 1e-4
+    shown = (picture(1), picture(2, 90, 40))
+    both = [Prompt(str(i), "<image> or <image>?", pair) for i, pair in enumerate((shown, shown[::-1]))]
+    turned = shared.rollout([Request(one, 1, group_id=i, role="injected", written="yes") for i, one in enumerate(both)])
+    assert (logprobs(shared, turned).detach().diff(dim=0)).abs().max() > 1e-3, "swapping two pictures must be seen"
 
 
 REPEATED = ("qwen3_5_moe", "lfm2_vl", "minicpmv4_6")

@@ -138,8 +138,9 @@ def test_what_belongs_together_is_not_cut(tiny):
     for part in policy.split(batch, 130, "rollout"):
         assert all(count == 4 for count in Counter(part.rollouts.group_ids.tolist()).values())
     assert len(list(policy.split(batch, 1, "batch"))) == 1
-    parts = policy.split(batch_of(rollouts), 1, "group")
-    assert sorted(tuple(part.rollouts.group_ids.tolist()) for part in parts) == [(i,) * 4 for i in range(4)]
+    of_one_prompt = [Request(PROMPT, count, i, seed=i) for i, count in enumerate((3, 2))]
+    parts = policy.split(batch_of(policy.rollout([*of_one_prompt, Request(prompts()[2], 2, 2, seed=2)])), 1, "group")
+    assert sorted(tuple(part.rollouts.group_ids.tolist()) for part in parts) == [(0, 0, 0), (1, 1), (2, 2)]
 
 
 def test_the_gradient_does_not_depend_on_the_cut(tiny):
