@@ -58,6 +58,13 @@ def test_the_order_of_requests_does_not_matter(tiny, plan):
     assert torch.equal(there.action_mask, back.action_mask[order])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_prompt_changes_the_picture(tiny, family):
+    same_noise = [Request(prompt, 1, i, seed=3) for i, prompt in enumerate(prompts())]
+    cat, *others = latents(make(tiny(family)), same_noise, evaluation_plan(4))
+    assert all((cat - other).abs().max() > 0.05 for other in others)
+
+
 def test_cutting_forwards_changes_nothing(tiny):
     whole, cut, filled = (make(tiny("qwen_image"), forward_rows=rows, equal_forwards=rows == 5) for rows in (16, 3, 5))
     plan = PLANS["flow_grpo"]
