@@ -240,7 +240,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("piece", ["1", *HOSTILE, "1 m and "])
+@pytest.mark.parametrize("piece", [*HOSTILE, "1 m and "])
 def test_long_texts_end(piece):
     """Were it quadratic in the text, one of these would take minutes."""
     parse_intervals(piece * 20_000)

@@ -107,7 +107,7 @@ def without_noise(params: Any, outputs: Any, vector: Vector) -> None:
         close(gaussian.log_density(gaussian.mean), outputs["log_prob"])
         return
     assert tensor(outputs["log_prob"]).isnan().all()
-    refused("no log-probability", gaussian.log_density, gaussian.mean)
+    refused("no log-probability: train stochastic steps only", gaussian.log_density, gaussian.mean)
 
 
 @check("flow_grpo.step.sde.mixed_batch")

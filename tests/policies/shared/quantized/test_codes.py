@@ -1,4 +1,4 @@
-"""Codes of 4 bits, layers and networks of them, against bitsandbytes 0.50.2 and a search by hand; the cache that keeps them."""
+"""Codes of 4 bits, layers and networks of them, against bitsandbytes 0.50.2; the cache that keeps them."""
 
 import json
 import logging
