@@ -178,6 +178,15 @@ def test_means_add_up_to_one(seed):
         torch.testing.assert_close(share(batch, counts_of(batch)).sum().item(), 1.0)
 
 
+@pytest.mark.parametrize("name", SHARES)
+def test_shares_are_of_the_counts_of_all_ranks(name):
+    batch, _ = random_batch(0)
+    own = counts_of(batch)
+    everyones = Counts(2 * own.rollouts, 2 * own.actions, 2 * own.groups)
+    half = 1 if name == "token_sum" else 1 / 2
+    torch.testing.assert_close(SHARES[name](batch, everyones), half * SHARES[name](batch, own))
+
+
 def test_fixed_length_wants_a_length():
     batch, _ = random_batch(0)
     with pytest.raises(ValueError, match=r"FixedLength.length is not set.*max_new_tokens.*FixedLength\(length=1024\)"):
