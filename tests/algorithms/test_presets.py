@@ -18,7 +18,7 @@ from mmrl.algorithms.advantages.group import BySign, GroupNorm, Halves
 from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.advantages.segments import BudgetRelative
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.ema_decay import SteadyDecay
+from mmrl.algorithms.ema_decay import SteadyDecay, WarmDecay
 from mmrl.algorithms.miners import Difficulty
 from mmrl.algorithms.objectives.flow import RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching
@@ -301,5 +301,6 @@ def test_planners_say_how_often_they_sample(planner: Planner, rounds: int):
     assert planner.max_rounds == rounds
 
 
-def test_a_steady_one_is_a_share():
+def test_a_steady_one_is_a_share_and_a_warm_one_is_at_most_its_most():
     assert SteadyDecay(0.99)(0) == SteadyDecay(0.99)(10_000) == 0.99
+    assert WarmDecay(most=0.5, every=4)(11) == 0.5, "not (1 + 11) / (10 + 11)"

@@ -20,9 +20,9 @@ from mmrl.algorithms.shaping.combine import Gate, Minimum, Unlikeliness
 from mmrl.algorithms.shaping.thinking import OverlongPenalty
 from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
 from mmrl.algorithms.views import Degrade, MaskPatches, ShuffleFrames, column
-from mmrl.algorithms.weights.importance import Difficulty
+from mmrl.algorithms.weights.importance import Difficulty, GroupDivergence
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
+from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Group, Prompt, Sample, Status, Video
 from tests.support.refused import refused
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed_loss, with_columns, with_fields
@@ -83,6 +83,11 @@ def test_views_are_named_by_the_parts_that_need_them():
 
 
 # weights and terms
+
+
+def test_rows_that_differ_nowhere_weigh_all_actions_alike():
+    batch = make_batch(torch.ones(1, 3), torch.zeros(1), {GROUP_DIVERGENCE: torch.zeros(1, 3)})
+    assert (GroupDivergence(alpha=1.4)(batch, counts_of(batch)) == 1).all()
 
 
 def regressed(live: torch.Tensor, advantages: torch.Tensor, ids: list[int], mask: torch.Tensor, **settings):
