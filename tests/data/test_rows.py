@@ -31,7 +31,7 @@ def test_rows_become_prompts(picture, jsonl, tmp_path):
         {"image": "photos/cat.png", "question": "Where is the cat?", "box": [1, 2, 30, 40], "id": 7, "scene": "garden"},
         "",
         {"image": "photos/cat.png", "question": "cats", "boxes": [{"bbox": [0, 0, 5.5, 6], "label": "cat"}, [1, 1, 2, 2]]},
-        {"images": ["photos/cat.png"] * 2, "question": "<image>1<image>2", "bbox": {"bbox_2d": [0, 0, 1, 1]}, "space": "norm1"},
+        {"image": ["photos/cat.png"] * 2, "question": "<image>1<image>2", "bbox": {"bbox_2d": [0, 0, 1, 1]}, "space": "norm1"},
         {"image": "photos/cat.png", "question": "none", "boxes": [], "size": [64, 48]},
     )
     one, several, shares, none = load_jsonl(path)

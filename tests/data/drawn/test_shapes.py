@@ -101,10 +101,8 @@ def test_a_paraphrase_says_each_thing_in_one_of_three_words():
         assert set(words) == {word, *OTHER[word]} and 150 < words.count(word) < 250
 
 
-pytest.importorskip("matplotlib")
-
-
 def test_numbers_are_dark_on_light_and_move_with_the_shift():
+    pytest.importorskip("matplotlib")
     ink = 255 - np.asarray(digit_text.draw(47, 16, 32).convert("L"), np.float64)
     moved = 255 - np.asarray(digit_text.draw(47, 16, 32, (2.0, -1.0)).convert("L"), np.float64)
     columns, rows = np.arange(32), np.arange(16)
@@ -116,6 +114,7 @@ def test_numbers_are_dark_on_light_and_move_with_the_shift():
 
 
 def test_a_clean_collection_says_what_it_shows():
+    pytest.importorskip("matplotlib")
     pictures, captions = digit_text.Prints(confused=0.0, smeared=0.0).batch(np.random.default_rng(0), 40)
     assert pictures.shape == (40, 16, 32, 3) and pictures.dtype == np.uint8
     by_caption = {digit_text.caption(n): np.asarray(digit_text.draw(n, 16, 32), float) for n in digit_text.TRAIN}
@@ -127,6 +126,7 @@ def test_a_clean_collection_says_what_it_shows():
 
 
 def test_faults_are_as_frequent_as_asked_for_and_the_same_for_the_same_generator():
+    pytest.importorskip("matplotlib")
     rng = np.random.default_rng(0)
     clean, _ = digit_text.Prints(smeared=0.0).batch(rng, 200)
     smeared, _ = digit_text.Prints(smeared=1.0).batch(rng, 200)
