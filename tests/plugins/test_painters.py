@@ -291,7 +291,7 @@ def test_who_cannot_paint_is_refused_before_weights_load(tmp_path):
     writes = '[policy]\nmodel = "tiny:qwen3_vl"\n[data]\nuse = "prompts"\n'
     folder, drew, wrote, risky = (tmp_path / name for name in ("writes", "drew", "wrote", "risky"))
     for one in (folder, drew, wrote, risky):
-        (one / "checkpoints" / ("step-3" if one != folder else "")).mkdir(parents=True)
+        (one / ("checkpoints/step-3" if one != folder else "")).mkdir(parents=True)
         (one / "config.toml").write_text(writes)
     (risky / "config.toml").write_text('[policy]\nkind = "flow"\nmodel = "tiny:sd3"\nfamily = "./mine.py:Mine"\n')
     for settings, error, words in [
