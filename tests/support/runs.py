@@ -115,17 +115,20 @@ def evaluated(
     return run
 
 
-def numbers(run: RunDir) -> list[dict[str, float]]:
-    """What was written of each step that trained, but for what depends on the clock and on the machine."""
-    lines = [line for line in run.read_metrics().lines if "loss" in line]
+def numbers(run: RunDir, of: str = "loss") -> list[dict[str, float]]:
+    """What was written of each step that trained, or has this number, but for what depends on the clock and on the machine."""
+    lines = [line for line in run.read_metrics().lines if of in line]
     return [{name: x for name, x in line.items() if not name.startswith(("time/", "memory/", "gpu/"))} for line in lines]
 
 
 def assert_same_numbers(run: RunDir, other: RunDir, steps: Sequence[int]) -> None:
-    """Both took these steps, and wrote the same of them."""
+    """Both took these steps, and wrote the same of them and of the last evaluation."""
     assert [line["step"] for line in numbers(run)] == [*steps]
     for one, another in zip(numbers(run), numbers(other), strict=True):
         assert one == pytest.approx(another, abs=1e-6, nan_ok=True)
+    last, expected = (numbers(of, "eval/total")[-1] for of in (run, other))
+    assert last["step"] == steps[-1]
+    assert last == pytest.approx({name: expected[name] for name in last}, abs=1e-6, nan_ok=True)
 
 
 def write_run(
