@@ -146,6 +146,26 @@ def kept(trainer: Trainer, patch: pytest.MonkeyPatch) -> list[Any]:
     return states
 
 
+def test_a_thread_that_was_left_behind_does_not_go_on_in_a_run_that_began_anew(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(producer, "CLOSE_S", 0.0)
+    whole, held, go, written = run(make(2)), threading.Event(), threading.Event(), list[str]()
+
+    def waits(what: str) -> None:
+        written.append(what)
+        if what == "rollout" and written.count(what) == 3:
+            held.set()
+            go.wait(ENDS_S)
+
+    trainer = make(2, policy=PublishingPolicy(waits=waits))
+    state = copy_state(trainer.state_dict())
+    trainer.step()
+    assert held.wait(ENDS_S)
+    trainer.load_state_dict(state)
+    go.set()
+    await_thread()
+    assert torch.equal(run(trainer), whole)
+
+
 def test_a_signal_ends_a_run_whose_samples_never_come(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(producer, "CLOSE_S", 0.1)
     whole, never = run(make(2, function=moody)), threading.Event()
