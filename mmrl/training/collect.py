@@ -27,6 +27,7 @@ from mmrl.training.rewards.runner import GroupScores, RewardRunner
 from mmrl.training.settings import TrainSettings
 
 ProbeScores = dict[str, Tensor]
+Write = Callable[[Sequence[Request]], Rollouts]
 
 
 @dataclass
@@ -133,11 +134,7 @@ class Collector:
             self.planner.load_state_dict(state["planner"])
 
     def sample_and_score(
-        self,
-        requests: Sequence[Request],
-        write: Callable[[Sequence[Request]], Rollouts],
-        rollouts: Rollouts | None,
-        times: dict[str, float],
+        self, requests: Sequence[Request], write: Write, rollouts: Rollouts | None, times: dict[str, float]
     ) -> tuple[Rollouts, list[Group], list[GroupScores]]:
         """The rollouts with the requested ones added, the groups these belong to, and their scores."""
         parts, again = self.split_requests(requests), list[Group]()

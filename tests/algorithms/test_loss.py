@@ -141,7 +141,7 @@ def test_terms_that_look_at_all_actions_forbid_cuts():
 
 
 def test_a_declaration_that_nothing_looks_at_is_refused():
-    with pytest.raises(TypeError, match="class Mine declares level, which no base of it has: level needs OfLevel"):
+    with pytest.raises(TypeError, match="class Mine declares level, which no base has: level needs OfLevel"):
         type("Mine", (Surrogate,), {}, level="rollout")
     assert type("Mine", (Surrogate,), {}, scope="group")().scope == OfTheGroup().scope == "group"
 

@@ -43,7 +43,7 @@ class Declared(TermHooks):
         for name, value in declared.items():
             if not hasattr(cls, name):
                 raise TypeError(
-                    f"class {cls.__name__} declares {name}, which no base of it has: level needs OfLevel, clips needs Clips"
+                    f"class {cls.__name__} declares {name}, which no base has: level needs OfLevel, clips needs Clips"
                 )
             setattr(cls, name, value)
 

@@ -1,8 +1,7 @@
 """The steps of a run: step j is written by the weights that had max(0, j - k) steps, k = `settings.ahead`.
 
 With k = 0 a step is collected when it is asked for. Else a thread beside the updates does all that moves state, in the order of
-the steps: it hears of the scores of step j - k - 1, draws prompts, samples, scores and revises. So latencies decide when
-something happens, and never what.
+the steps: it hears of the scores of step j - k - 1, draws, samples, scores and revises. So latencies never decide what happens.
 """
 
 import time
@@ -142,8 +141,7 @@ class OtherVersionError(TrainingStoppedError):
 class Producer:
     """Collects each step when it is due, or up to `settings.ahead` steps before, with a policy that publishes its weights.
 
-    Of several processes each has a thread then, and a collector whose ranks are a process group of their own (`Ranks.apart`), for
-    the trainers exchange gradients meanwhile.
+    Of several processes each has a thread then, and its collector's ranks are a process group of their own (`Ranks.apart`).
     """
 
     collector: Collector
