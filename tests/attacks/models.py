@@ -182,8 +182,7 @@ def lay_row(folder: Path) -> None:
 
 def silent_hub(drip: bool, folder: Path) -> str:
     """A hub that takes connections and says nothing, or one header after another."""
-    # faster ones would end at the hundredth header
-    with rude(drips(OK, b"x-a: b\r\n", 0.2) if drip else hears_nothing) as server:
+    with rude(drips(OK, b"x-a: b\r\n") if drip else hears_nothing) as server:
         hub = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder)}
         run, words = (
             ["train", "tiny/image", "policy.model=some/model", "output=run"],

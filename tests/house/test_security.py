@@ -19,7 +19,7 @@ LOCKED = {"mmrl/runtime/sandbox/worker.py"}
 """Runs a model's code, in a process that has locked itself."""
 CLONES = {"benchmarks/pictures_vs_scripts.py"}
 """Runs lines of a script in a clone that the user named."""
-CLIENTS = {"mmrl/runtime/net/fetch.py", "mmrl/runtime/net/offline.py", "mmrl/runtime/workers.py", "mmrl/serving/guard.py"}
+CLIENTS = {"mmrl/runtime/net/fetch.py", "mmrl/runtime/workers.py", "mmrl/serving/guard.py"}
 CLIENTS |= {"mmrl/engine/server.py", "mmrl/engine/worker/weight_group.py", "mmrl/app/export/export.py"}
 """Speak with servers that a config names, or with processes of their own."""
 

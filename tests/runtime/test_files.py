@@ -30,12 +30,13 @@ from mmrl.runtime.cache import keep
 from mmrl.runtime.disk import FullDiskError, room_for
 from mmrl.runtime.near import near
 from mmrl.runtime.net import offline
+from mmrl.runtime.net.fetch import certificates
 from mmrl.runtime.pretrained import broken_file, load_whole, readable, refuse_absurd_sizes, refuse_non_finite, refuse_other_keys
 from mmrl.serving.files import hub_file
 from mmrl.serving.scorers.encoders import encoder_of
 from tests.support.ports import free_ports
 from tests.support.refused import refused
-from tests.support.rude_servers import answers, hears_nothing, rude
+from tests.support.rude_servers import OK, answers, drips, rude
 
 
 def loader(model=None, log=None, **report):
@@ -144,8 +145,8 @@ def online(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def hub(online: None, monkeypatch: pytest.MonkeyPatch):
-    """A hub that accepts connections and says nothing: the requests it has seen."""
-    with rude(hears_nothing) as server:
+    """A hub whose headers do not end: the requests it has seen."""
+    with rude(drips(OK, b"x-a: b\r\n" * 101)) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server.requests
 
@@ -160,30 +161,37 @@ LOADS = {
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_a_silent_hub_is_one_sentence(hub: list[bytes], name: str):
+def test_a_hub_that_does_not_come_to_an_answer_is_one_sentence(hub: list[bytes], name: str):
     said = r"is no folder here, and the Hugging Face hub .* did not answer within 0\.2 s: check"
     refused(said, LOADS[name], error=FileNotFoundError)
 
 
-def test_it_is_asked_once(hub: list[bytes]):
+def test_it_is_asked_once_and_never_for_what_is_here_or_forbidden(hub: list[bytes], tmp_path, monkeypatch: pytest.MonkeyPatch):
+    for name in (str(tmp_path), "./nowhere"):
+        offline.check_hub(name)
+    assert hub == []
     for name in ("a/b", "c/d"):
         refused("did not answer", offline.check_hub, name, error=FileNotFoundError)
-    assert len(hub) == 1
-
-
-def test_nothing_is_asked_for_what_is_here_or_forbidden(hub: list[bytes], tmp_path, monkeypatch: pytest.MonkeyPatch):
-    offline.check_hub(str(tmp_path))
-    offline.check_hub("./nowhere")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    offline.check_hub("a/b")
-    assert hub == []
+    offline.check_hub("e/f")
+    assert len(hub) == 1
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(online: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(offline, "ANSWER_S", 30.0)
-    for address, reason in ((f"http://127.0.0.1:{free_ports(1)}", "refused"), ("no address at all", "unknown url type")):
-        monkeypatch.setenv("HF_ENDPOINT", address)
-        refused(f"cannot be reached .*{reason}.*HF_HUB_OFFLINE=1 to use", offline.check_hub, "a/b", error=FileNotFoundError)
+    certificates.cache_clear()
+    for address, variable, value, said in (
+        ("http://a.host", "SSL_CERT_FILE", "nowhere.pem", "SSL_CERT_FILE in the environment .*No such file"),
+        ("http://b.host", "ALL_PROXY", "socks9://127.0.0.1", "ALL_PROXY in the environment .*Unknown scheme"),
+        ("http://c.host", "HTTP_PROXY", "http://me:word/@127.0.0.1", r"HTTP_PROXY in the environment .*\(no address\)"),
+        (f"http://me:word@127.0.0.1:{free_ports(1)}", "NO_PROXY", "", "ConnectError"),
+        ("no address at all", "NO_PROXY", "", "missing an 'http"),
+    ):
+        with monkeypatch.context() as told:
+            told.setenv("HF_ENDPOINT", address)
+            told.setenv(variable, value)
+            caught = refused(f"cannot be reached .*{said}.*OFFLINE=1 to use", offline.check_hub, "a/b", error=FileNotFoundError)
+        assert "word" not in str(caught.value)
 
 
 def test_any_answer_will_do(online: None, monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,7 @@ import contextlib
 import email.utils
 import ipaddress
 import logging
+import os
 import ssl
 import threading
 import time
@@ -155,15 +156,25 @@ def attempts(
 
 
 def open_client(url: str, connections: int = 1, idle_s: float = 0.0) -> "AsyncClient":
-    """Connections to a server that stay open, idle ones for `idle_s`; proxies of the environment serve other machines only."""
-    from httpx import AsyncClient, Limits, Timeout
+    """Connections to a server that stay open, idle ones for `idle_s`; proxies of the environment serve other machines only.
 
-    client = AsyncClient(
-        timeout=Timeout(None, connect=CONNECT_S),
-        limits=Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=idle_s),
-        trust_env=not is_local(urlsplit(url).hostname or ""),
-        verify=certificates(),
-    )
+    Raises ValueError for proxies or certificates of the environment that cannot be used.
+    """
+    from httpx import AsyncClient, InvalidURL, Limits, Timeout
+
+    try:
+        client = AsyncClient(
+            timeout=Timeout(None, connect=CONNECT_S),
+            limits=Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=idle_s),
+            trust_env=not is_local(urlsplit(url).hostname or ""),
+            verify=certificates(),
+        )
+    except (ImportError, InvalidURL, OSError, ValueError) as error:
+        kind = "SSL_CERT_FILE" if isinstance(error, OSError) else "_PROXY"
+        names = " or ".join(name for name in os.environ if kind in name.upper())
+        # httpx's words show parts of a password
+        reason = "no address" if isinstance(error, InvalidURL) else error
+        raise ValueError(f"{names} in the environment cannot be used ({reason}): correct or unset it") from None
     _under_way[client] = set()
     return client
 

@@ -1,14 +1,11 @@
 """The switch that forbids downloads, that of the Hugging Face libraries; and a question whether their hub answers at all."""
 
-import http.client
 import os
-import ssl
-import threading
-import urllib.error
-import urllib.request
+import re
 from pathlib import Path
 
 from mmrl.runtime.near import near
+from mmrl.runtime.net.fetch import AnswerError, DeadlineError, HttpRequest, UnreachableError, fetch
 
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 ANSWER_S = 8.0
@@ -48,27 +45,19 @@ def hub_trouble() -> str:
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if endpoint not in _TROUBLES:
         _TROUBLES[endpoint] = _trouble(endpoint)
-    return f"the Hugging Face hub ({endpoint}) {_TROUBLES[endpoint]}" if _TROUBLES[endpoint] else ""
+    # no message shows the password of an address
+    return re.sub("//[^ ]*@", "//", f"the Hugging Face hub ({endpoint}) {_TROUBLES[endpoint]}") if _TROUBLES[endpoint] else ""
 
 
 def _trouble(endpoint: str) -> str:
-    """The reason why a hub cannot be asked; empty once it answered. One that drips is given no more time than a silent one."""
-    found: list[str] = []
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=ANSWER_S).close()
-        except (urllib.error.HTTPError, http.client.HTTPException, ssl.SSLError):
-            found.append("")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, TimeoutError):
-                return
-            found.append("" if isinstance(reason, ssl.SSLError) else f"cannot be reached ({reason})")
-        else:
-            found.append("")
-
-    thread = threading.Thread(target=ask, name="hub-check", daemon=True)
-    thread.start()
-    thread.join(ANSWER_S)
-    return found[0] if found else f"did not answer within {ANSWER_S:g} s"
+    """The reason why a hub cannot be asked; empty once it answered, whatever it says."""
+    try:
+        fetch(HttpRequest("HEAD", endpoint), ANSWER_S)
+    except DeadlineError:
+        return f"did not answer within {ANSWER_S:g} s"
+    except (UnreachableError, ValueError) as error:
+        # something is there, and the libraries may ask it in another way, and trust other authorities
+        return "" if re.match(r"RemoteProtocolError|.*\[SSL", str(error)) else f"cannot be reached ({error})"
+    except AnswerError:
+        pass
+    return ""
