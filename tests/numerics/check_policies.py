@@ -1,8 +1,8 @@
-"""Positions, patch rows, boxes and picture sizes of Qwen's models, VLM-R1's IoU, and peers' samplers and packed layouts."""
+"""Positions, boxes and picture sizes of Qwen's models, VLM-R1's IoU, and advantages and packed layouts of peers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from mmrl.core.types import MediaSize
 from mmrl.policies.text.families.qwen_vl import mrope_positions
 from mmrl.policies.text.packed.row import pack_row
 from mmrl.policies.text.prompt.encode import Encoded
-from tests.numerics.formulas import split_rows_by_grid
 from tests.numerics.registry import check, close, tensor
 from tests.numerics.rows import blocks, credited
 
@@ -66,16 +65,6 @@ def mrope_positions_by_the_model(params: Any, outputs: Any) -> None:
     assert [[int(positions.max()) + 1 - len(types)]] == case["delta"]
 
 
-@check("trl_split_pixel_values")
-def trl_split_pixel_values(inputs: Any, outputs: Any) -> None:
-    grids, num_images = torch.tensor(inputs["image_grid_thw"]), inputs["num_images"]
-    rows = split_rows_by_grid(grids, num_images)
-    assert rows == outputs["rows_per_sample"]
-    assert sum(map(len, rows)) == inputs["pixel_rows"]
-    ends = torch.tensor([0, *num_images]).cumsum(0).tolist()
-    assert [grids[a:b].tolist() for a, b in pairwise(ends)] == outputs["grid_per_sample"]
-
-
 def box_of(corners: Sequence[float]) -> Box:
     x1, y1, x2, y2 = corners
     return Box(x1, y1, x2, y2, "pixel")
@@ -113,25 +102,6 @@ def qwen_smart_resize_and_boxes(outputs: Any) -> None:
     for case in outputs["qwen3_video"]:
         resized = smart_resize_video(case["frames"], case["height"], case["width"], max_pixels=case["max_pixels"], **limits)
         assert list(resized) == case["resized"], f"the budget of a Qwen3-VL video counts all its frames: {case}"
-
-
-def repeated(order: Sequence[int], batch_size: int, each: int, whole: int) -> Iterator[int]:
-    """The rows of TRL's sampler from an order of prompts: batches, each prompt `each` times, each batch `whole` times.
-
-    Ours draws prompts once and asks for samples by count; passes over a step's rollouts are the algorithm's.
-    """
-    for start in range(0, len(order) - batch_size + 1, batch_size):
-        for _ in range(whole):
-            yield from (prompt for prompt in order[start : start + batch_size] for _ in range(each))
-
-
-@check("trl_repeat_sampler")
-def trl_repeat_sampler(params: Any, outputs: Any) -> None:
-    numbers = params["batch_size"], params["mini_repeat_count"], params["repeat_count"]
-    shuffled = torch.randperm(params["num_samples"], generator=torch.Generator().manual_seed(params["seed"])).tolist()
-    assert list(repeated(shuffled, *numbers)) == outputs["shuffled"]
-    assert list(repeated(range(params["num_samples"]), *numbers)) == outputs["unshuffled"]
-    assert len(outputs["shuffled"]) == outputs["length"]
 
 
 @check("swift_advantages")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mmrl.algorithms.advantages.entropy import NoveltyBonus
+from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.remembered import Downsampled
 from mmrl.algorithms.advantages.segments import ValueGae
@@ -22,20 +23,21 @@ from mmrl.algorithms.planners.flow import extremes
 from mmrl.algorithms.planners.hints import next_level
 from mmrl.algorithms.planners.replay import ReplaySuccess
 from mmrl.algorithms.presets.hints import policy_rollout
-from mmrl.algorithms.samplers.learned import Bandit, Thompson, VarianceAware, min_max
+from mmrl.algorithms.samplers.learned import Bandit, Thompson, VarianceAware, min_max, nearest
 from mmrl.algorithms.shaping.reference import agreement, gain, mean_probability
 from mmrl.algorithms.shaping.thinking import exit_rewards
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
 from mmrl.algorithms.weights.importance import ConflictTokens, Kind, Rhythm, largest, steps_of
 from mmrl.answers.calls import CallError
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, OLD_VALUE, REWARD
-from mmrl.core.types import Prompt
+from mmrl.core.types import Group, Prompt
 from mmrl.data.tools.pictures import clip
 from mmrl.lab.arena.mixtures import fit
 from mmrl.policies.text.read.looks import backward_distance, future_influence
-from tests.numerics.formulas import code_reward, hint_value, hint_variance, nearest_to, step_values, value_advantages, zoom_reward
+from tests.numerics.check_rewards import shipped
 from tests.numerics.registry import check, close, tensor
 from tests.numerics.rows import alone, credited
+from tests.support.episodes import Said, episode
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed_loss, with_fields
 
 
@@ -152,17 +154,6 @@ def sage_light_ladder(inputs: Any, params: Any, outputs: Any) -> None:
         assert names[found] == expected, (level, accuracy)
 
 
-@check("hill_hinter_reward")
-def hill_hinter_reward(inputs: Any, params: Any, outputs: Any) -> None:
-    temperature = params["T"]
-    for i, (answers, reliance) in enumerate(inputs["cases"]):
-        rewards = [float(answer) for answer in answers]
-        close(hint_value(rewards, reliance, temperature), outputs["transfer_weighted_non_deg"][i], what="non_deg")
-        close(hint_variance(rewards, reliance, temperature), outputs["transfer_weighted_variance"][i], what="variance")
-        close(hint_value(rewards, 0.0), outputs["non_deg"][i], what="non_deg alone")
-        close(hint_variance(rewards, 0.0), outputs["variance"][i], what="variance alone")
-
-
 @check("s_grpo_decay")
 def s_grpo_decay(inputs: Any, outputs: Any) -> None:
     for correct, expected in zip(inputs["correct"], outputs["rewards"], strict=True):
@@ -241,16 +232,17 @@ def tppo_egae(inputs: Any, params: Any, outputs: Any) -> None:
 
 @check("pcl_selection")
 def pcl_selection(inputs: Any, params: Any, outputs: Any) -> None:
-    chosen = nearest_to(tensor(inputs["values"]), params["tau"], params["m"])
-    assert chosen == outputs["chosen"]
+    assert nearest(inputs["values"], params["tau"], params["m"]) == outputs["chosen"]
 
 
 @check("vgpo_advantages")
 def vgpo_advantages(inputs: Any, params: Any, outputs: Any) -> None:
-    values = step_values(tensor(inputs["step_rewards"]), params["gamma"])
+    """k s / (s + eps) of the value is added there, k of it here: with this eps they differ by as little."""
+    part = StepRewards(params["gamma"], params["k"], 1.0, ddof=1, eps=params["eps"], zero_below=0.0)
+    values = part.values_of(tensor(inputs["step_rewards"]))
     close(values, outputs["Q"], what="Q")
-    close(values / values.mean(1, keepdim=True), outputs["omega"], what="omega")
-    close(value_advantages(values, params["k"], params["eps"]), outputs["advantages"], what="advantages")
+    close(part.weights_of(values), outputs["omega"], what="omega")
+    close(part.compare(values), outputs["advantages"], 1e-6, "advantages")
 
 
 @check("ps_grpo.rewards")
@@ -275,14 +267,9 @@ def deepeyes_zoom(inputs: Any, params: Any, outputs: Any) -> None:
             found = clip(box, width, height, least, params["max_aspect"])
             assert expected is not None and found == tuple(expected)
     for case in outputs["rewards"]:
-        close(zoom_reward(case["acc"], case["crops"], case["fmt_error"]), case["reward"], what=str(case))
-
-
-@check("thyme_rewards")
-def thyme_rewards(inputs: Any, params: Any, outputs: Any) -> None:
-    for (accuracy, well_formed, consistency), total in zip(inputs["cases"], outputs["totals"], strict=True):
-        found = code_reward(params["VQA"] * accuracy, well_formed, consistency, params["FMT"], params["CODE"])
-        close(found, total)
+        looked = episode(*[Said(used=True)] * int(case["crops"]), Said())
+        [bonus] = shipped("tool_bonus", correct=lambda group, right=case["acc"]: [right])(Group(0, Prompt("p"), (looked,)))
+        close(0.8 * case["acc"] - 0.2 * case["fmt_error"] + 1.2 * bonus, case["reward"], what=str(case))
 
 
 @check("attention_rhythm")
