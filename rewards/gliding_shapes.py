@@ -27,7 +27,7 @@ import numpy as np
 
 from mmrl import Group, Need, Prompt, Scored
 from mmrl.data.drawn.gliding import REACH, WAYS, Glide
-from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, ideal_mask
+from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, ink_beside
 from mmrl.runtime.ranges import Share, check_ranges
 from mmrl.serving.media import clip_of
 
@@ -59,13 +59,7 @@ class GlideMatch:
         covered = ink.mean((1, 2))
         if len(clip) < 2 or not ((covered >= self.areas[0]) & (covered <= self.areas[1])).all():
             return Scored(0.0, dict.fromkeys(PARTS, 0.0))
-        middles = np.array([(columns.mean() + 0.5, rows.mean() + 0.5) for rows, columns in map(np.nonzero, ink)])
-        areas = ink.sum((1, 2)).astype(float)
-        ideal = np.stack([ideal_mask(glide.shape, x, y, area, side) for (x, y), area in zip(middles, areas, strict=True)])
-        around = np.stack(
-            [ideal_mask(glide.shape, x, y, 1.5 * area, side) == 0 for (x, y), area in zip(middles, areas, strict=True)]
-        )
-        overlap = np.minimum(ink, ideal).sum((1, 2)) / np.maximum(ink, ideal).sum((1, 2))
+        middles, overlap, around = map(np.array, zip(*(ink_beside(glide.shape, frame) for frame in ink), strict=True))
         of_colour = [
             np.clip(1 - (_distance(frame[own], COLOURS[glide.colour]) - 0.1) / 0.5, 0, 1).mean()
             for frame, own in zip(clip, ink, strict=True)

@@ -29,7 +29,7 @@ from PIL import Image
 from mmrl import Group, Need, Prompt, Scored
 from mmrl.answers.needs import picture
 from mmrl.data.drawn.shape_edits import Instruction, State, draw
-from mmrl.data.drawn.shapes import COLOURS, GROUNDS, SHAPES, SIDES, Jitter, ideal_mask, middle
+from mmrl.data.drawn.shapes import COLOURS, GROUNDS, SHAPES, SIDES, Jitter, ink_beside, middle
 from mmrl.runtime.ranges import Share, check_ranges
 from mmrl.serving.media import pictures_of, sources_of
 
@@ -75,12 +75,8 @@ class ShapeEdits:
         low, high = self.areas
         if not low <= ink.mean() <= high:
             return dict.fromkeys(PARTS, 0.0)
-        rows, columns = np.nonzero(ink)
-        x, y = float(columns.mean()) + 0.5, float(rows.mean()) + 0.5
-        ideal = ideal_mask(wish.shape, x, y, float(ink.sum()), size)
-        overlap = np.minimum(ink, ideal).sum() / np.maximum(ink, ideal).sum()
-        away = np.hypot(*np.subtract((x, y), middle(wish.side, jitter, size))) / size
-        around = ideal_mask(wish.shape, x, y, 1.5 * float(ink.sum()), size) == 0
+        at, overlap, around = ink_beside(wish.shape, ink)
+        away = np.hypot(*np.subtract(at, middle(wish.side, jitter, size))) / size
         found = (
             np.clip(1 - (_distance(pixels[ink], COLOURS[wish.colour]) - 0.1) / 0.5, 0, 1).mean(),
             np.clip((overlap - 0.75) / 0.2, 0, 1),

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, Wish, ideal_mask, place
+from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, Wish, ink_beside, place
 from mmrl.runtime.pictures import upright_rgb
 from mmrl.runtime.ranges import Share, check_ranges
 
@@ -65,12 +65,9 @@ class ShapeMatch:
         low, high = self.areas
         if not low <= ink.mean() <= high:
             return dict.fromkeys(("colour", "side", "shape", "background"), 0 * pixels.sum())
-        rows, columns = np.nonzero(ink)
-        x, y = float(columns.mean()) + 0.5, float(rows.mean()) + 0.5
-        ideal = ideal_mask(wish.shape, x, y, float(ink.sum()), side)
-        overlap = np.minimum(ink, ideal).sum() / np.maximum(ink, ideal).sum()
-        away = np.hypot(*np.subtract((x, y), place(wish.side, side))) / side
-        around = torch.from_numpy(ideal_mask(wish.shape, x, y, 1.5 * float(ink.sum()), side) == 0).to(stain.device)
+        at, overlap, outside = ink_beside(wish.shape, ink)
+        away = np.hypot(*np.subtract(at, place(wish.side, side))) / side
+        around = torch.from_numpy(outside).to(stain.device)
         return {
             "colour": (1 - (_distance(pixels[inked], COLOURS[wish.colour]) - 0.1) / 0.5).clamp(0, 1).mean(),
             "side": stain.new_tensor(np.clip(1 - (away - 0.04) / 0.2, 0, 1)),
