@@ -307,12 +307,12 @@ def _enumerate_prompts(prompts: Iterable[Prompt], max_rows: int | None) -> Itera
 
 def _measure(prompt: Prompt, decode: bool) -> Measured:
     """The sizes of a prompt's pictures, and the seconds of its clips, then of its sounds."""
+    clips = [check_video(media, min_frames=1, decode=decode).seconds for media in prompt.media if isinstance(media, Video)]
+    sounds = [check_sound(media, decode) for media in prompt.media if isinstance(media, Audio)]
     sizes = [size for media in prompt.media if (size := _media_size(media, decode)) is not None]
     for size in sizes:
         check_shape(size)
-    clips = [media for media in prompt.media if isinstance(media, Video)]
-    sounds = [check_sound(media, decode) for media in prompt.media if isinstance(media, Audio)]
-    return sizes, [*(check_video(clip, min_frames=1, decode=decode).seconds for clip in clips), *sounds]
+    return sizes, [*clips, *sounds]
 
 
 def _check_prompt(prompt: Prompt, measured: Callable[[], Measured]) -> None:
@@ -348,12 +348,11 @@ def _is_picture(media: object) -> bool:
 
 
 def _media_size(media: object, decode: bool) -> tuple[int, int] | None:
-    """Width and height of a picture; None for anything else, where only a path's existence is checked."""
-    if not isinstance(media, str | Path):
-        return picture_size(media, decode) if _is_picture(media) else None
-    refuse_url(str(media))
+    """Width and height of a picture; None for anything else, of which only its file must exist."""
+    if isinstance(media, str | Path):
+        refuse_url(str(media))
     if _is_picture(media):
         return picture_size(media, decode)
-    if not Path(media).exists():
-        raise FileNotFoundError(f"{media} does not exist{link(media)}")
+    if (file := kind_of(media).file_of(media)) is not None and not Path(file).exists():
+        raise FileNotFoundError(f"{file} does not exist{link(file)}")
     return None

@@ -19,6 +19,7 @@ from mmrl.core import samples
 from mmrl.core.types import Group, Prompt, Request, Sample, Scores
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row
+from mmrl.data.validate import check
 from mmrl.engine import wire_prompts
 from mmrl.policies.text import families
 from mmrl.policies.text.check.audit import audit, audit_rollouts
@@ -210,6 +211,8 @@ def test_rows_of_a_data_set_hold_tones(tmp_path: Path):
     assert prompt.media == (high,) and "tone" not in prompt.columns and prompt.columns["mood"] == "glad"
     refused("2 <tone> markers for 1 tones", Questions(tmp_path, template="<tone> <tone> {question}").prompts, row)
     refused("both clips and tones", Questions(tmp_path).prompts, replace(row, values={**row.values, "video": "a.mp4"}))
+    report = check([prompt, replace(prompt, id="2", media=(Tone("gone.tone"),))])
+    assert [problem.text for problem in report.problems] == ["gone.tone does not exist"]
 
 
 def test_tones_travel_to_rewards_and_engines_and_lie_beside_samples(tiny, tmp_path: Path):
