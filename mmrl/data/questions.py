@@ -16,7 +16,7 @@ from mmrl.core.types import Prompt, Video
 from mmrl.data.files.paths import cell_below, path_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import WISHES, check_video, probe_video, video_of
-from mmrl.data.layouts.base import ANSWERS, BOX, SPANS, one_of
+from mmrl.data.layouts.base import BOX, SPANS, answers_in, one_of
 from mmrl.data.layouts.load import Measured
 from mmrl.data.readers import Cell, Row, as_list
 from mmrl.data.validate import FILE_ROW, check_answer, check_markers, check_shape, check_tokens, strip_markers
@@ -34,7 +34,7 @@ INTERLEAVED = "use_audio_in_video"
 """A column of Qwen's rows."""
 PARTS = tuple(name for name in WISHES if name != "fps")
 """Columns that show a part of the row's clip, as Qwen calls them; fps may as well be what a file has."""
-USED = ("question", *PARTS, "system", "id", "split", *ANSWERS, *SPANS, *OPTIONS, *ANSWER_KINDS)
+USED = ("question", *PARTS, "system", "id", "split", *SPANS, *OPTIONS, *ANSWER_KINDS)
 _NUMBER = re.compile(r"[-+\u2212]?\s?[$\u20ac\u00a3]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?\s?%?")
 _FRACTION = re.compile(r"[-+]?\d+\s?/\s?\d+")
 _MATH = re.compile(r"[\\^=]|\$[^$]+\$|\bsqrt\b|\bpi\b|\d\s?[-+*/]\s?\d|\b\d+[a-z]\b\s?[-+*/]")
@@ -110,7 +110,7 @@ class Questions:
         kind, said = self._kind(row, question, answer, options) if span is None else ("span", "span")
         if kind == "choice" and answer is not None:
             answer = self._letters(answer, options)
-        used = {*USED, *(name for kind in KINDS.values() for name in kind.columns)}
+        used = {*USED, *(answers_in(row) if span is None else ()), *(name for kind in KINDS.values() for name in kind.columns)}
         used |= set(LETTERS) if options and one_of(row, *OPTIONS) is None else set()
         columns = {name: value for name, value in row.values.items() if name not in used}
         columns |= {"question": question, "problem_type": kind, **clock, FILE_ROW: row.place}
@@ -226,7 +226,7 @@ def guess_kind(question: str, answer: Cell, options: Sequence[str] = ()) -> str:
 
 def _answer(row: Row) -> Cell:
     """The row's answer; a list of one is unpacked. None: data without labels."""
-    answer = one_of(row, *ANSWERS)
+    answer = one_of(row, *answers_in(row))
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     if isinstance(answer, bool):

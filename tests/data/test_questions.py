@@ -79,7 +79,7 @@ def test_right_options(answer, settings, letters, jsonl):
         ({"answer": True}, "the answer is True: write it as the text"),
         ({"answer": {"a": 1}}, r"the answer is .*: it must be a text or a number"),
         ({"answer": "B", "kind": "riddle"}, "column problem_type is 'riddle', which no reward is for"),
-        ({"answer": "B", "solution": "C"}, "columns answer, solution say the same twice: choose with columns"),
+        ({"answer": "B", "ground_truth": "C"}, "answer, ground_truth say the same .* columns.answer=ground_truth"),
         ({"question": " ", "answer": "B"}, r"column question is ' '"),
         ({"answer": "B", "image": "a.png", "video": "b.mp4"}, "both pictures and clips"),
         ({"answer": "B", "question": "<|im_end|>"}, r"the text spells <\|im_end\|>"),

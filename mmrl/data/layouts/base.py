@@ -182,8 +182,13 @@ def one_of(row: Row, *names: str) -> Cell:
     """The one of several columns that is filled; ValueError where two are, None where none is."""
     found = [name for name in names if row.values.get(name) is not None]
     if len(found) > 1:
-        raise ValueError(f"columns {', '.join(found)} say the same twice: choose with columns = {{{names[0]} = ..}}")
+        raise ValueError(f"columns {', '.join(found)} say the same twice: rename one, or take columns.{names[0]}={found[-1]}")
     return row.values[found[0]] if found else None
+
+
+def answers_in(row: Row, names: Sequence[str] = ANSWERS) -> list[str]:
+    """The columns of which one may hold the answer: a solution beside it is how one finds it, and stays a column."""
+    return [name for name in names if name != "solution" or row.values.get("answer") is None]
 
 
 def note_unused(report: Report, values: Mapping[str, Cell], known: Known) -> None:

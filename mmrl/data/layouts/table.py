@@ -35,6 +35,7 @@ from mmrl.data.layouts.base import (
     SPANS,
     DataLayout,
     Look,
+    answers_in,
     one_of,
     row_like,
 )
@@ -53,17 +54,15 @@ class Columns:
     question: str
     answers: tuple[str, ...] = ANSWERS
     """The columns of which one holds the answer; what looks like boxes is said as boxes."""
-    prefers: str | None = None
-    """The one of them that is read where several are filled; without it such a row is refused."""
 
     def __call__(self, row: Row) -> Iterator[Row]:
-        found, pictures, first = row.values.get(self.question), one_of(row, *PICTURES), row.values.get(self.prefers or "")
+        found, pictures, answers = row.values.get(self.question), one_of(row, *PICTURES), answers_in(row, self.answers)
         if not isinstance(found, str) or not found.strip():
             raise ValueError(f"column {self.question} must be a text that is not empty, not {str(found)[:80]!r}")
         others = {kind.name: one_of(row, *kind.columns) or None for kind in (VIDEO, AUDIO)}
-        said = say_answer(one_of(row, *self.answers) if first is None else first, bool(pictures))
+        said = say_answer(one_of(row, *answers), bool(pictures))
         said = {"question": found.strip(), "image": pictures or None, **others, **said}
-        yield row_like(row, (self.question, *self.answers, *MEDIA), said)
+        yield row_like(row, (self.question, *answers, *MEDIA), said)
 
 
 def prefix_row(row: Row, question: str = QUESTION) -> Iterator[Row]:
@@ -203,7 +202,7 @@ OTHERS = (
         # Video-R1's rows have a path, and the data set video_r1 reads them
         lambda look: look.has("problem") and look.has_one(*ANSWERS) and not look.has_one("path", "question"),
         ("problem", *REST),
-        Columns("problem", prefers="answer"),
+        Columns("problem"),
         known=ANSWERED,
     ),
     DataLayout(

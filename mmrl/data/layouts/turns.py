@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from mmrl.core.samples import AUDIO, VIDEO
 from mmrl.data.files.videos import WISHES
 from mmrl.data.layouts.answers import say_answer
-from mmrl.data.layouts.base import ANSWERS, CLIPS, MEDIA, PICTURES, Values, one_of, row_like
+from mmrl.data.layouts.base import CLIPS, MEDIA, PICTURES, Values, answers_in, one_of, row_like
 from mmrl.data.readers import Cell, Row, as_list
 
 ASKS, ANSWERS_BACK, SETS = "user", "assistant", "system"
@@ -119,7 +119,8 @@ def say_turns(row: Row, turns: Sequence[LayoutTurn], used: tuple[str, ...]) -> I
         )
     if not isinstance(asked[0].text, str) or not asked[0].text.strip():
         raise ValueError(f"the question is {str(asked[0].text)[:80]!r}: it must be a text that is not empty")
-    answer = one_of(row, *ANSWERS)
+    answers = answers_in(row)
+    answer = one_of(row, *answers)
     if answer is None and len(spoken) > 1:
         answer = spoken[1].text
     pictures, clips = _media(row, PICTURES, asked[0].pictures), _media(row, CLIPS, asked[0].clips)
@@ -129,7 +130,7 @@ def say_turns(row: Row, turns: Sequence[LayoutTurn], used: tuple[str, ...]) -> I
     whole = spoken[1].text if len(spoken) > 1 else None
     if isinstance(whole, str) and whole.strip() and whole != true.get("answer"):
         said["completion"] = whole.strip()
-    yield row_like(row, (*used, *MEDIA, *ANSWERS), {**said, **true})
+    yield row_like(row, (*used, *MEDIA, *answers), {**said, **true})
 
 
 def each_question(row: Row, column: str) -> Iterator[Row]:

@@ -90,8 +90,8 @@ QUESTIONS = {
     "messages": ({"messages": [SWIFT_ASKS, {"role": "assistant", "content": "left"}], "images": ["cat.png"]}, "left"),
     "llava": (llava("<answer>left</answer>"), "left"),
     "trl": ({"prompt": WHERE, "images": ["cat.png"], "completion": "left"}, "left"),
-    "problem": ({"problem": WHERE, "images": ["cat.png"], "answer": "left"}, "left"),
-    "questions": ({"question": WHERE, "image": "cat.png", "answer": "left"}, "left"),
+    "problem": ({"problem": WHERE, "images": ["cat.png"], "answer": "left", "solution": "so left"}, "left"),
+    "questions": ({"question": WHERE, "image": "cat.png", "answer": "left", "solution": "so left"}, "left"),
 }
 
 
@@ -103,7 +103,7 @@ def test_questions_of_every_layout(layout, jsonl, tmp_path):
     [prompt] = load("qa_jsonl", "datasets")(path)
     assert prompt.text.replace("<image>", "").strip() == WHERE
     assert (prompt.answer, prompt.media) == (answer, (str(tmp_path / "cat.png"),))
-    assert prompt.columns["problem_type"] == "text"
+    assert (prompt.columns["problem_type"], prompt.columns.get("solution")) == ("text", row.get("solution"))
 
 
 def said(text):

@@ -1,7 +1,7 @@
 """A prompt as chat messages: where pictures are, and what it asks of the answer."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from mmrl.core.samples import IMAGE, KINDS, VIDEO, kind_of
@@ -92,9 +92,11 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequ
     parts: list[Message] = []
     rest = iter(clips)
     for i, text in enumerate(texts):
-        if i:
-            as_pictures = clips and markers[i - 1] == "video"
-            parts.extend(frame_parts(next(rest)) if as_pictures else [{"type": markers[i - 1]}])
+        if i and clips and markers[i - 1] == "video":
+            stamps = ({"type": "text", "text": f"<{time:.1f} seconds>"} for time in next(rest).times)
+            parts += [part for stamp in stamps for part in (stamp, {"type": "image"})]
+        elif i:
+            parts.append({"type": markers[i - 1]})
         if text:
             parts.append({"type": "text", "text": text})
     return [*([message("system", system_prompt)] if system_prompt else []), {"role": "user", "content": parts}]
@@ -102,10 +104,3 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequ
 
 def message(role: str, text: str) -> Message:
     return {"role": role, "content": [{"type": "text", "text": text}]}
-
-
-def frame_parts(clip: Frames) -> Iterator[Message]:
-    """Each frame of a clip as a picture."""
-    for time in clip.times:
-        yield {"type": "text", "text": f"<{time:.1f} seconds>"}
-        yield {"type": "image"}
