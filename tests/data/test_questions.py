@@ -16,18 +16,13 @@ from mmrl.data.layouts.table import LAYOUTS
 from mmrl.data.questions import LETTER, LETTERS_WANTED, guess_kind
 from mmrl.data.validate import Report
 from tests.support.grounding import convert
+from tests.support.grounding import load_questions as read
 from tests.support.refused import refused
 from tests.support.sounds import tone, write_wav
 from tests.support.videos import even, write_video
 
 OPTIONS = ["a cat", "a dog", "a fox"]
-
-
 by_type = load("by_type", "rewards")()
-
-
-def read(path, **settings):
-    return load("qa_jsonl", "datasets")(path, **settings)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +109,8 @@ def test_kinds_are_said_forced_or_guessed(jsonl, caplog):
     assert [prompt.columns["problem_type"] for prompt in read(path)] == ["number", "math", "text"]
     assert "answers are compared as 1 number (guessed), 1 as rows say, 1 text (guessed); kind = NAME" in caplog.text
     assert {prompt.columns["problem_type"] for prompt in read(path, kind="text")} == {"text"}
-    refused(
-        r"boxes\.jsonl:3: the answer of prompt 'boxes-3' is 'the dog': this reward needs one number", read, path, kind="number"
-    )
+    words = r"boxes\.jsonl:3: the answer of prompt 'boxes-3' is 'the dog': this reward needs one number"
+    refused(words, read, path, kind="number")
 
 
 def test_splits_choose_rows_and_stay_among_the_columns_and_labels_may_lack(jsonl):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmrl.answers.boxes.box import Box
-from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
 from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.base import Look
@@ -19,10 +18,8 @@ from mmrl.data.layouts.turns import each_question
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row
 from mmrl.data.validate import BAD_ROW, FILE_ROW, Report, check
-from tests.support.grounding import check_file, read_grounding, split
+from tests.support.grounding import check_file, load_boxes, read_grounding, split
 from tests.support.refused import refused
-
-load_jsonl = load("grounding_jsonl", "datasets")
 
 
 def test_rows_become_prompts(picture, jsonl, tmp_path):
@@ -34,7 +31,7 @@ def test_rows_become_prompts(picture, jsonl, tmp_path):
         {"image": ["photos/cat.png"] * 2, "question": "<image>1<image>2", "bbox": {"bbox_2d": [0, 0, 1, 1]}, "space": "norm1"},
         {"image": "photos/cat.png", "question": "none", "boxes": [], "size": [64, 48]},
     )
-    one, several, shares, none = load_jsonl(path)
+    one, several, shares, none = load_boxes(path)
     assert (one.id, one.text, one.answer) == ("7", "Where is the cat?", Box(1, 2, 30, 40))
     assert one.media == (str(tmp_path / "photos/cat.png"),)
     assert one.columns == {"scene": "garden", FILE_ROW: "boxes.jsonl:1", "size": (64, 48)}
@@ -50,7 +47,7 @@ def test_names_spaces_and_texts_can_be_mapped(picture, jsonl, tmp_path):
         {"file": "cat.png", "refs": ["the {cat}", "it"], "where": [100, 100, 500, 400], "question": "other"}, name="sub/b.jsonl"
     )
     columns = {"image": "file", "question": "refs", "box": "where"}
-    first, second = load_jsonl(
+    first, second = load_boxes(
         path, image_root=tmp_path, space="norm1000", box_format="xywh", columns=columns, template="Find {question}."
     )
     assert (first.text, second.text) == ("Find the {cat}.", "Find it.")
@@ -68,7 +65,7 @@ def test_parquet_and_json_read_alike(picture, jsonl, tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "boxes.parquet")
     (tmp_path / "boxes.json").write_text(json.dumps(rows))
     read = [
-        [(prompt.id, prompt.text, prompt.answer) for prompt in load_jsonl(path)]
+        [(prompt.id, prompt.text, prompt.answer) for prompt in load_boxes(path)]
         for path in (jsonl(*rows), tmp_path / "boxes.parquet", tmp_path / "boxes.json")
     ]
     assert read[0] == read[1] == read[2]
@@ -77,11 +74,11 @@ def test_parquet_and_json_read_alike(picture, jsonl, tmp_path):
 def test_splits_by_column_and_by_file(picture, jsonl, tmp_path):
     row = {"image": picture("cat.png"), "question": "q", "box": [0, 0, 5, 5]}
     path = jsonl(row | {"split": "train"}, row | {"split": "test"}, row | {"split": "train"}, name="train.jsonl")
-    assert [prompt.id for prompt in load_jsonl(path, split="train")] == ["train-1", "train-3"]
-    assert len(load_jsonl(tmp_path, split="train")) == 3
-    refused("give split=NAME", load_jsonl, tmp_path)
-    refused("holds no rows", load_jsonl, path, split="val")
-    refused("column split is missing", load_jsonl, jsonl(row), split="train")
+    assert [prompt.id for prompt in load_boxes(path, split="train")] == ["train-1", "train-3"]
+    assert len(load_boxes(tmp_path, split="train")) == 3
+    refused("give split=NAME", load_boxes, tmp_path)
+    refused("holds no rows", load_boxes, path, split="val")
+    refused("column split is missing", load_boxes, jsonl(row), split="train")
 
 
 GOOD = {"image": "cat.png", "question": "q", "box": [0, 0, 5, 5]}
@@ -141,7 +138,7 @@ def test_a_bad_row_is_named_by_file_and_line(row, says, picture, jsonl, tmp_path
     for name, size in (("dot.png", (1, 1)), ("thread.png", (500, 1))):
         picture(name, size)
     refused(
-        rf"(?m)1 problems\n.*boxes\.jsonl:2: .*{says}", load_jsonl, jsonl(GOOD | {"id": "a"}, row, GOOD | {"question": "other"})
+        rf"(?m)1 problems\n.*boxes\.jsonl:2: .*{says}", load_boxes, jsonl(GOOD | {"id": "a"}, row, GOOD | {"question": "other"})
     )
 
 
@@ -161,14 +158,14 @@ def test_all_bad_rows_are_counted_the_first_listed_and_every_picture_decoded(pic
 
 
 def test_other_mistakes_are_named(tmp_path, jsonl):
-    refused(r"nowhere\.jsonl does not exist", load_jsonl, tmp_path / "nowhere.jsonl", error=FileNotFoundError)
-    refused(r"ends in '\.xlsx'", load_jsonl, jsonl(name="boxes.xlsx"))
-    refused("columns maps picture", load_jsonl, jsonl(), columns={"picture": "image"})
+    refused(r"nowhere\.jsonl does not exist", load_boxes, tmp_path / "nowhere.jsonl", error=FileNotFoundError)
+    refused(r"ends in '\.xlsx'", load_boxes, jsonl(name="boxes.xlsx"))
+    refused("columns maps picture", load_boxes, jsonl(), columns={"picture": "image"})
     refused("question", GroundingLayout, template="Where?")
     refused("resized", GroundingLayout, space="resized")
     (tmp_path / "map.json").write_text("{}")
-    refused("must hold a list", load_jsonl, tmp_path / "map.json")
-    refused(r"boxes\.jsonl: holds no rows", load_jsonl, jsonl())
+    refused("must hold a list", load_boxes, tmp_path / "map.json")
+    refused(r"boxes\.jsonl: holds no rows", load_boxes, jsonl())
     assert not check_file(jsonl("")).ok
 
 

@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 from mmrl.answers.boxes.box import Box
 from mmrl.app.cli.groups import data
 from mmrl.app.commands.data import CheckOptions, check, split_by_shares
-from mmrl.app.plugins.resolve import load
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.habits import BoxHabits
-from tests.support.grounding import check_file, convert, split
+from tests.support.grounding import check_file, convert, load_boxes, load_questions, split
 from tests.support.refused import refused
 from tests.support.videos import even, write_video
 
@@ -52,7 +51,7 @@ def test_no_picture_is_in_two_parts(many, tmp_path):
     assert [part.num_pictures for part in parts] == [len(some) for some in found]
     assert sum(map(len, found)) == 20
     # the parts load from where they are, though the pictures did not move
-    read = load("grounding_jsonl", "datasets")(tmp_path / "out/deep", split="train")
+    read = load_boxes(tmp_path / "out/deep", split="train")
     assert len(read) == parts[0].num_rows
 
 
@@ -218,7 +217,7 @@ def test_coco(coco_file, tmp_path):
         "annotations cut at the picture's edge": 1,
     }
     assert check_file(done.out).ok
-    cats, dogs, other, _ = load("grounding_jsonl", "datasets")(done.out)
+    cats, dogs, other, _ = load_boxes(done.out)
     assert cats.answer == (Box(1, 2, 11, 22, label="cat"), Box(40, 20, 64, 40, label="cat"))
     assert cats.text == "Locate every cat in the picture."
     assert dogs.answer == (Box(0, 0, 5, 5, label="dog"),)
@@ -232,7 +231,7 @@ def test_refcoco(coco_file, tmp_path, suffix):
     refs.write_bytes(pickle.dumps(REFS, protocol=2) if suffix == "p" else json.dumps(REFS).encode())
     done = convert(coco_file.parent, "refcoco", tmp_path / "refs.jsonl", tmp_path / "images")
     assert done.num_rows == 10 and done.notes == {f"annotations left out: no area ({refs.name}, ref 7)": 1}
-    one, two = load("grounding_jsonl", "datasets")(done.out, split="train")
+    one, two = load_boxes(done.out, split="train")
     assert (one.id, one.text, one.answer) == ("5-0", "left cat", Box(1, 2, 11, 22))
     assert (two.id, two.text, two.answer) == ("5-1", "small one", Box(1, 2, 11, 22))
     assert convert(refs, "refcoco", tmp_path / "again.jsonl", tmp_path / "images").num_rows == 10
@@ -318,7 +317,7 @@ def test_boxes_written_otherwise_are_reported_and_converted_when_told(told, pict
     assert "2 rows, 0 problems" in check(str(path), [], CheckOptions(boxes=told))
     check(str(path), [], CheckOptions(boxes=told, fix=out))
     assert [line["box"] for line in lines(out)] == corners
-    assert [prompt.answer for prompt in load("grounding_jsonl", "datasets")(out)] == [Box(*box) for box in corners]
+    assert [prompt.answer for prompt in load_boxes(out)] == [Box(*box) for box in corners]
 
 
 def test_two_words_of_boxes_and_a_single_wrong_box_which_is_no_habit(picture, jsonl, tmp_path):
@@ -351,7 +350,7 @@ def test_questions_and_other_layouts_are_fixed_too(picture, jsonl, tmp_path):
     assert "read as llava" in said and "1 rows written, 2 of 3 left out" in said
     [line] = lines(tmp_path / "fixed.jsonl")
     assert line == {"id": "boxes-1", "image": "a.png", "question": "Which colour?", "answer": "red", "kind": "text"}
-    assert load("qa_jsonl", "datasets")(tmp_path / "fixed.jsonl")[0].answer == "red"
+    assert load_questions(tmp_path / "fixed.jsonl")[0].answer == "red"
     refused(r"--boxes xywh is for rows with boxes, and .* is read as llava", check, str(path), [], CheckOptions(boxes="xywh"))
 
 
@@ -363,7 +362,7 @@ def test_parts_of_clips_stay_parts_and_their_markers_are_taken_off(jsonl, tmp_pa
     for rows in ([row, row | {"video_end": None}], [{"messages": turns}]):
         path = jsonl(*rows)
         check(str(path), (), CheckOptions(fix=tmp_path / "out.jsonl"))
-        clips = [[prompt.media for prompt in load("qa_jsonl", "datasets")(one)] for one in (path, tmp_path / "out.jsonl")]
+        clips = [[prompt.media for prompt in load_questions(one)] for one in (path, tmp_path / "out.jsonl")]
         assert clips[0] == clips[1] and clips[0][0][0].start == 0.2
     clip = {"video": "a.mp4", "video_start": 2.0}
     path = jsonl({"video": clip, "question": "<video>\nWhat falls?", "answer": "a ball"})

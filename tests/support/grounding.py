@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
 from mmrl.data.convert import Conversion, convert_source, source_to_convert
 from mmrl.data.grounding import GroundingLayout
@@ -13,6 +14,8 @@ from mmrl.data.layouts.source import foreign, open_foreign
 from mmrl.data.readers import read_rows
 from mmrl.data.split import Part, split_source
 from mmrl.data.validate import Report
+
+load_boxes, load_questions = load("grounding_jsonl", "datasets"), load("qa_jsonl", "datasets")
 
 
 def read_grounding(path: Path, layout: GroundingLayout, split: str | None = None, limit: int = 20) -> tuple[list[Prompt], Report]:

@@ -9,11 +9,10 @@ from PIL import Image
 from mmrl.answers.boxes.box import Box
 from mmrl.app.commands.data import check
 from mmrl.app.commands.options import CheckOptions
-from mmrl.app.plugins.resolve import load
 from mmrl.core.samples import MediaSize
 from mmrl.data.layouts.source import guess
 from mmrl.policies.shared.pictures import open_picture
-from tests.support.grounding import convert
+from tests.support.grounding import convert, load_boxes
 from tests.support.refused import refused
 
 BONE = {"id": 1, "name": "bone"}
@@ -31,7 +30,7 @@ def coco(folder, *annotations, categories=(BONE,), size=(200, 200)):
 
 
 def answers(path):
-    return [box.corners for prompt in load("grounding_jsonl", "datasets")(path) for box in prompt.answer]
+    return [box.corners for prompt in load_boxes(path) for box in prompt.answer]
 
 
 @pytest.mark.parametrize(
@@ -68,10 +67,10 @@ def test_annotations_that_hold_no_box_are_named(annotation, words, tmp_path):
 def test_one_name_under_two_ids_is_one_question(tmp_path):
     twice = [{"id": 1, "name": "fish"}, {"id": 2, "name": "fish"}]
     path = coco(tmp_path, {"bbox": [10, 20, 30, 40]}, {"bbox": [100, 100, 50, 20], "category_id": 2}, categories=twice)
-    [prompt] = load("grounding_jsonl", "datasets")(path)
+    [prompt] = load_boxes(path)
     assert prompt.answer == (Box(10, 20, 40, 60, label="fish"), Box(100, 100, 150, 120, label="fish"))
     with pytest.raises(ValueError, match="category 1 is listed twice, with different values"):
-        load("grounding_jsonl", "datasets")(coco(tmp_path, categories=[BONE, {"id": 1, "name": "fish"}]))
+        load_boxes(coco(tmp_path, categories=[BONE, {"id": 1, "name": "fish"}]))
 
 
 def test_losses_are_named_and_more_than_a_tenth_is_a_problem(tmp_path):
@@ -104,7 +103,7 @@ def test_boxes_of_a_stored_picture_are_turned_with_it(orientation, jsonl, tmp_pa
     row = {"image": "1.png", "question": "Where is it?", "box": [1, 2, 11, 12], "size": [64, 48]}
     shares = row | {"question": "And?", "boxes": [[1 / 64, 2 / 48, 11 / 64, 12 / 48]], "space": "norm1", "box": None}
     path = jsonl(row, {name: value for name, value in shares.items() if value is not None})
-    one, two = load("grounding_jsonl", "datasets")(path)
+    one, two = load_boxes(path)
     assert one.answer.corners == TURNS[orientation] and one.columns["size"] == (48, 64)
     upright = two.answer[0].to("pixel", MediaSize(48, 64, 48, 64))
     assert upright.corners == pytest.approx(TURNS[orientation])
@@ -125,7 +124,7 @@ def test_percents_are_suspected(spelled, jsonl, picture):
         return
     assert words in check(str(jsonl(*rows)), ())
     with pytest.warns(UserWarning, match=words):
-        load("grounding_jsonl", "datasets")(jsonl(*rows))
+        load_boxes(jsonl(*rows))
     # twenty boxes of which one goes beyond 100 are pixels, and so are those of small pictures
     assert "be percents" not in check(str(jsonl(*rows, rows[0] | {"question": "far?", "box": [90, 90, 101, 100]})), ())
     picture("1.png", (100, 90))
@@ -152,7 +151,7 @@ def labelme(tmp_path):
 
 
 def read(path, **settings):
-    return [(p.text, p.answer, p.media) for p in load("grounding_jsonl", "datasets")(path, **settings)]
+    return [(p.text, p.answer, p.media) for p in load_boxes(path, **settings)]
 
 
 def test_rectangles_and_polygons_are_boxes(labelme, tmp_path):

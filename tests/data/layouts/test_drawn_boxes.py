@@ -13,7 +13,7 @@ from mmrl.app.commands.options import CheckOptions
 from mmrl.app.plugins.resolve import load
 from mmrl.data.layouts.answers import token_boxes
 from mmrl.data.layouts.source import guess
-from tests.support.grounding import convert
+from tests.support.grounding import convert, load_boxes, load_questions
 from tests.support.refused import refused
 
 EVERY = "Locate every {} in the picture."
@@ -26,7 +26,7 @@ def pictures(tmp_path):
 
 
 def read(path, **settings):
-    return [(prompt.text, prompt.answer) for prompt in load("grounding_jsonl", "datasets")(path, **settings)]
+    return [(prompt.text, prompt.answer) for prompt in load_boxes(path, **settings)]
 
 
 def boxes(label, *corners, space: Any = "pixel"):
@@ -240,12 +240,12 @@ def test_tokens_that_are_no_boxes(jsonl):
     ):
         refused(words, read, jsonl({"image": "a.png", "prefix": "where?", "suffix": suffix}), layout="prefix")
     with pytest.raises(ValueError, match="prefix <CAPTION> is a task of Florence-2 and no question"):
-        load("qa_jsonl", "datasets")(jsonl({"image": "a.png", "prefix": "<CAPTION>", "suffix": "a cat"}))
+        load_questions(jsonl({"image": "a.png", "prefix": "<CAPTION>", "suffix": "a cat"}))
     asked = ["Is 3 > 2?", "Which is larger: <a> or <b>?", "<a> or <b>?"]
-    found = load("qa_jsonl", "datasets")(jsonl(*({"image": "a.png", "prefix": one, "suffix": "yes"} for one in asked)))
+    found = load_questions(jsonl(*({"image": "a.png", "prefix": one, "suffix": "yes"} for one in asked)))
     assert [prompt.text for prompt in found] == asked
     with pytest.raises(ValueError, match="prefix <REGION_TO_OCR><loc_1><loc_2> is a task of Florence-2"):
-        load("qa_jsonl", "datasets")(jsonl({"image": "a.png", "prefix": "<REGION_TO_OCR><loc_1><loc_2>", "suffix": "a"}))
+        load_questions(jsonl({"image": "a.png", "prefix": "<REGION_TO_OCR><loc_1><loc_2>", "suffix": "a"}))
     # boxes within a sentence are its words
     path = jsonl({"image": "a.png", "prefix": "Describe it", "suffix": "A cat <|box_start|>(1,2),(3,4)<|box_end|> sits"})
     assert guess(path).data_set == "qa_jsonl"

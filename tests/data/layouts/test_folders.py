@@ -15,7 +15,7 @@ from mmrl.core.samples import MediaSize
 from mmrl.data.layouts.files import MOST_BYTES, tar_rows
 from mmrl.data.layouts.source import guess
 from mmrl.data.validate import Report
-from tests.support.grounding import convert
+from tests.support.grounding import convert, load_boxes, load_questions
 from tests.support.refused import refused
 from tests.support.sounds import tone, write_wav
 from tests.support.videos import even, write_video
@@ -36,7 +36,7 @@ def write(tmp_path):
 
 
 def read(path, **settings):
-    return [(p.text, p.answer, p.media) for p in load("grounding_jsonl", "datasets")(path, **settings)]
+    return [(p.text, p.answer, p.media) for p in load_boxes(path, **settings)]
 
 
 LINES = "0 0.5 0.5 0.25 0.5\n1 0.25 0.25 0.5 0.5\n0 0 0 0.5 0 0.5 0.5\n"
@@ -212,11 +212,11 @@ def test_a_folder_of_shards_trains_and_its_pictures_become_files_on_conversion(t
     for i in range(2):
         pack(tmp_path / f"shards/{i}.tar", (f"{i}.png", png()), (f"{i}.json", asked(i)))
     assert guess(tmp_path / "shards").layout == guess(tmp_path / "shards/0.tar").layout == "questions"
-    prompts = load("qa_jsonl", "datasets")(tmp_path / "shards")
+    prompts = load_questions(tmp_path / "shards")
     assert [(prompt.id, prompt.answer, prompt.media[0].size) for prompt in prompts] == [("0", 0, (64, 48)), ("1", 1, (64, 48))]
     done = convert(tmp_path / "shards", None, tmp_path / "out/rows.jsonl")
     (tmp_path / "out").rename(tmp_path / "moved")
-    again = load("qa_jsonl", "datasets")(tmp_path / "moved/rows.jsonl")
+    again = load_questions(tmp_path / "moved/rows.jsonl")
     assert (done.num_rows, done.num_pictures) == (2, 1) and [prompt.answer for prompt in again] == [0, 1]
 
 
@@ -239,7 +239,7 @@ def link(kind, name="a.png", target="/etc/passwd"):
 )
 def test_a_tar_with_such_a_member_is_refused(member, words, tmp_path):
     path = pack(tmp_path / "a.tar", ("1.png", png()), ("1.json", asked(1)), member)
-    refused(rf"a\.tar {words}", load("qa_jsonl", "datasets"), path)
+    refused(rf"a\.tar {words}", load_questions, path)
     assert [file.name for file in tmp_path.iterdir()] == ["a.tar"]
 
 
@@ -323,7 +323,7 @@ def test_sounds_with_texts_are_refused_by_name(folder, tmp_path):
     refused(told, check, str(folder), ())
     for file in folder.glob("00[12]*"):
         file.unlink()
-    for read in (lambda path: check(str(path), ()), load("pictures", "datasets"), load("qa_jsonl", "datasets"), read_tasks):
+    for read in (lambda path: check(str(path), ()), load("pictures", "datasets"), load_questions, read_tasks):
         refused(told, read, folder)
     (folder / "metadata.jsonl").write_text('{"file_name": "003.wav", "question": "What is heard?", "answer": "a beep"}\n')
     assert "1 rows, 0 problems" in check(str(folder), ())

@@ -20,7 +20,7 @@ from mmrl.data.layouts.load import hf_prompts
 from mmrl.data.layouts.source import guess
 from mmrl.data.readers import import_extra, open_hf, read_json, read_rows, read_text
 from mmrl.data.validate import Report
-from tests.support.grounding import check_file, convert
+from tests.support.grounding import check_file, convert, load_boxes, load_questions
 from tests.support.refused import refused
 
 COLUMNS = {"question": "answer", "box": "bbox"}
@@ -265,28 +265,28 @@ def test_refcoco_is_recognised_and_read(name, a_png, tmp_path):
     make, layout = PUBLISHED[name]
     path = make(tmp_path)
     assert guess(path).layout == layout and guess(path).data_set == "grounding_jsonl"
-    prompts = load("grounding_jsonl", "datasets")(path, image_root=tmp_path)
+    prompts = load_boxes(path, image_root=tmp_path)
     assert [prompt.text for prompt in prompts] == ASKED
     assert all(prompt.answer == BOX for prompt in prompts)
     done = convert(path, None, tmp_path / "out/boxes.jsonl", tmp_path)
     assert check_file(done.out).ok
-    again = load("grounding_jsonl", "datasets")(done.out)
+    again = load_boxes(done.out)
     assert [(prompt.text, prompt.answer) for prompt in again] == [(text, BOX) for text in ASKED]
     assert all(Image.open(prompt.media[0]).size == (64, 48) for prompt in again)
 
 
 def test_a_layout_that_knows_its_boxes_is_not_told_how(a_png, tmp_path):
     words = "the layout refcoco_lmms knows how its boxes are written: leave space and box_format out"
-    refused(words, load("grounding_jsonl", "datasets"), lmms(tmp_path), box_format="xywh")
+    refused(words, load_boxes, lmms(tmp_path), box_format="xywh")
     columns = {"question": "answer", "box": "bbox"}
-    [one, _] = load("grounding_jsonl", "datasets")(tmp_path / "lmms", box_format="xywh", columns=columns)
+    [one, _] = load_boxes(tmp_path / "lmms", box_format="xywh", columns=columns)
     assert one.answer == BOX
 
 
 def test_refcoco_has_splits_and_the_hub_data_set_recognises_it(a_png, tmp_path):
     folder = refer_folder(tmp_path, "p")
-    assert len(load("grounding_jsonl", "datasets")(folder, split="val", image_root=tmp_path)) == 2
-    refused("holds no rows", load("grounding_jsonl", "datasets"), folder, split="testA", image_root=tmp_path)
+    assert len(load_boxes(folder, split="val", image_root=tmp_path)) == 2
+    refused("holds no rows", load_boxes, folder, split="testA", image_root=tmp_path)
     found = load("grounding_hf", "datasets")(str(lmms(tmp_path)), split="val")
     assert [(prompt.text, prompt.answer) for prompt in found] == [(text, BOX) for text in ASKED]
     streamed = load("grounding_hf", "datasets")(str(tmp_path / "lmms"), split="val", streaming=True)
@@ -297,8 +297,7 @@ def test_boxes_that_disagree_are_named(a_png, tmp_path):
     path = raw(tmp_path)
     rows = parquet.read_table(path).to_pylist()
     parquet.write_table(pa.Table.from_pylist([rows[0] | {"bbox": [5.0, 5.0, 9.0, 9.0]}]), path)
-    with pytest.raises(ValueError, match=r"validation\.parquet:1: bbox \[5.0, 5.0, 9.0, 9.0\] is not the box of raw_anns"):
-        load("grounding_jsonl", "datasets")(path)
+    refused(r"validation\.parquet:1: bbox \[5.0, 5.0, 9.0, 9.0\] is not the box of raw_anns", load_boxes, path)
 
 
 def test_coco_is_read_as_it_is(a_png, tmp_path, caplog):
@@ -308,7 +307,7 @@ def test_coco_is_read_as_it_is(a_png, tmp_path, caplog):
     path = tmp_path / "annotations/instances.json"
     path.write_text(json.dumps(INSTANCES | {"annotations": [*INSTANCES["annotations"], crowd]}))
     assert (guess(path).layout, guess(path).data_set) == ("coco", "grounding_jsonl")
-    [prompt] = load("grounding_jsonl", "datasets")(path, image_root=tmp_path, template="{question} Say only boxes.")
+    [prompt] = load_boxes(path, image_root=tmp_path, template="{question} Say only boxes.")
     assert (prompt.id, prompt.text) == ("1-3", "Locate every cat in the picture. Say only boxes.")
     assert prompt.answer == (Box(1, 2, 11, 22, label="cat"),)
     assert "is read as coco: COCO's instances JSON" in caplog.text and "1 annotations left out: crowd" in caplog.text
@@ -318,7 +317,7 @@ def test_bad_entries_of_coco_are_named_one_by_one(a_png, tmp_path):
     path = tmp_path / "instances.json"
     broken = {"id": 12, "image_id": 9, "category_id": 3, "bbox": [1, 2, 3, 4]}
     path.write_text(json.dumps(INSTANCES | {"annotations": [*INSTANCES["annotations"], broken]}))
-    refused(r"instances\.json, annotation 12: picture 9 is not listed in the file", load("grounding_jsonl", "datasets"), path)
+    refused(r"instances\.json, annotation 12: picture 9 is not listed in the file", load_boxes, path)
     refused(r"(?s)was not converted, .*--fix OUT.*annotation 12", convert, path, "coco", tmp_path / "boxes.jsonl")
 
 
@@ -331,7 +330,7 @@ def test_a_refs_pickle_that_could_run_code_is_refused_by_the_data_set_too(a_png,
     folder = refer_folder(tmp_path, "p")
     for dumped in (pickle.dumps([Bomb()]), b"\x80\x02]q\x00(", b"no pickle", b"cos\nsystem\n(S'true'\ntR."):
         (folder / "refs(unc).p").write_bytes(dumped)
-        refused(r"refs\(unc\)\.p is not a pickle of plain data", load("grounding_jsonl", "datasets"), folder)
+        refused(r"refs\(unc\)\.p is not a pickle of plain data", load_boxes, folder)
     assert capsys.readouterr().out == ""
 
 
@@ -347,11 +346,11 @@ def saved(a_png, tmp_path):
 
 def test_data_sets_that_hugging_face_saved(saved, tmp_path):
     assert (guess(saved).layout, guess(saved).data_set) == ("messages", "qa_jsonl")
-    prompts = load("qa_jsonl", "datasets")(saved)
+    prompts = load_questions(saved)
     assert [prompt.answer for prompt in prompts] == ["0", "1", "2"] and prompts[2].media[0].size == (64, 48)
     assert len({prompt.id for prompt in prompts}) == 3
     done = convert(saved, None, tmp_path / "out.jsonl", split="test")
-    assert done.num_rows == 1 and load("qa_jsonl", "datasets")(done.out)[0].answer == "0"
+    assert done.num_rows == 1 and load_questions(done.out)[0].answer == "0"
 
 
 def test_folders_of_pictures(a_png, tmp_path):
@@ -360,17 +359,17 @@ def test_folders_of_pictures(a_png, tmp_path):
         Image.new("RGB", (64, 48), "blue").save(tmp_path / "shapes" / split / "b.png")
         line = {"file_name": "b.png", "question": "Which colour?", "answer": f"blue in {split}"}
         (tmp_path / "shapes" / split / "metadata.jsonl").write_text(json.dumps(line) + "\n")
-    assert [prompt.answer for prompt in load("qa_jsonl", "datasets")(tmp_path / "shapes")] == ["blue in train"]
+    assert [prompt.answer for prompt in load_questions(tmp_path / "shapes")] == ["blue in train"]
     (tmp_path / "shapes/train").rename(tmp_path / "shapes/a")
-    refused("holds the splits a, test: choose one with `split`", load("qa_jsonl", "datasets"), tmp_path / "shapes")
+    refused("holds the splits a, test: choose one with `split`", load_questions, tmp_path / "shapes")
     (tmp_path / "shapes/a").rename(tmp_path / "shapes/train")
-    [prompt] = load("qa_jsonl", "datasets")(tmp_path / "shapes", split="test")
+    [prompt] = load_questions(tmp_path / "shapes", split="test")
     assert prompt.answer == "blue in test" and prompt.media == (str(tmp_path / "shapes/test/b.png"),)
     flat = tmp_path / "shapes/train"
     assert guess(flat).layout == "questions"
     (flat / "metadata.jsonl").unlink()
     (flat / "metadata.csv").write_text('file_name,question,answer\nb.png,"Which colour?",blue\n../a.png,Which?,red\n')
-    refused(r"metadata\.csv:3: the path '\./\.\./a\.png' leads out of the folder", load("qa_jsonl", "datasets"), flat)
+    refused(r"metadata\.csv:3: the path '\./\.\./a\.png' leads out of the folder", load_questions, flat)
 
 
 def test_names_inside_a_table_never_choose_where_pictures_are_written(a_png, tmp_path):
@@ -382,17 +381,16 @@ def test_names_inside_a_table_never_choose_where_pictures_are_written(a_png, tmp
     assert done.num_rows == 2 and done.num_pictures == 1
     assert not list(tmp_path.rglob("evil.png")) and not (tmp_path.parent / "evil.png").exists()
     [written] = (tmp_path / "out/rows_pictures").iterdir()
-    assert written.suffix == ".png" and load("qa_jsonl", "datasets")(done.out)[0].media == (str(written),)
+    assert written.suffix == ".png" and load_questions(done.out)[0].media == (str(written),)
 
 
 def test_python_in_a_folder_of_data_is_not_run(a_png, tmp_path):
     folder = lmms(tmp_path)
     for name in ("lmms.py", "data.py", "conftest.py", "data/val.py"):
         (folder / name).write_text(f"from pathlib import Path\nPath({str(tmp_path / 'fuse')!r}).touch()\n")
-    with pytest.raises(ValueError, match=r"cannot be read \(.*lmms\.py\): give its data files alone, without Python beside them"):
-        load("grounding_jsonl", "datasets")(folder)
+    refused(r"cannot be read \(.*lmms\.py\): give its data files alone, without Python beside them", load_boxes, folder)
     (folder / "lmms.py").unlink()
-    assert len(load("grounding_jsonl", "datasets")(folder)) == 2
+    assert len(load_boxes(folder)) == 2
     assert not (tmp_path / "fuse").exists()
 
 
@@ -434,9 +432,9 @@ def test_text_that_windows_saved_as_utf_16_is_told_how_to_become_utf_8(encoding,
     row = {"image": "a.png", "question": "?", "box": [1, 2, 30, 40]}
     (tmp_path / "wide.jsonl").write_text(json.dumps(row), encoding=encoding)
     words = r"wide\.jsonl is text in UTF-16 or UTF-32.*: save it as UTF-8 in the editor, or run iconv"
-    refused(words, load("grounding_jsonl", "datasets"), tmp_path / "wide.jsonl")
+    refused(words, load_boxes, tmp_path / "wide.jsonl")
     (tmp_path / "narrow.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(row).encode() + b"\r\n")
-    assert len(load("grounding_jsonl", "datasets")(tmp_path / "narrow.jsonl")) == 1
+    assert len(load_boxes(tmp_path / "narrow.jsonl")) == 1
     (tmp_path / "wide.txt").write_text("a fox", encoding="utf-16")
     refused(r"wide\.txt is text in UTF-16 .*: save it as UTF-8", load("prompts", "datasets"), tmp_path / "wide.txt")
 
@@ -446,15 +444,14 @@ def test_lost_pictures_are_told_where_paths_start_once(tmp_path, a_png):
     lost = "\n".join(json.dumps(row | {"image": f"{i}.png"}) for i in range(3))
     (tmp_path / "rows.jsonl").write_text(lost)
     words = "none of the pictures is there: their paths start at the file's folder unless --image-root"
-    refused(words, load("grounding_jsonl", "datasets"), tmp_path / "rows.jsonl")
+    refused(words, load_boxes, tmp_path / "rows.jsonl")
     (tmp_path / "rows.jsonl").write_text(f"{lost}\n{json.dumps(row | {'image': 'a.png'})}")
     with pytest.raises(ValueError) as found:
-        load("grounding_jsonl", "datasets")(tmp_path / "rows.jsonl")
+        load_boxes(tmp_path / "rows.jsonl")
     assert "none of the pictures" not in str(found.value)
 
 
 @pytest.mark.parametrize("box", ["1,2,30,40", ["1", "2", "30", "40"], "[1, 2, 30, 40]"])
 def test_boxes_in_quotes_are_told_how_to_be_written(box, tmp_path, a_png):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"image": "a.png", "question": "?", "box": box}))
-    with pytest.raises(ValueError, match=r"write \[10, 20, 200, 180\], numbers in brackets and no text"):
-        load("grounding_jsonl", "datasets")(tmp_path / "rows.jsonl")
+    refused(r"write \[10, 20, 200, 180\], numbers in brackets and no text", load_boxes, tmp_path / "rows.jsonl")

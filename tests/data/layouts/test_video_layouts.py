@@ -362,11 +362,6 @@ def test_data_sets_invert_what_they_ask(name: str, videos: Path):
     assert template.text.lower().startswith("look: what isn't he holding")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_data_sets_refuse_a_share_that_is_none(name: str, videos: Path):
-    refused(r"probability is 2\.0: it must be 0 to 1", load(name, "datasets"), videos / FILES[name], invert=2.0)
-
-
 def test_spans_cannot_be_inverted_and_an_inverted_row_is_still_checked(videos: Path):
     (videos / "spans.json").write_text("{}")
     with pytest.raises(ValueError, match=r"ask = 'when' asks for spans.*set invert = 0 or ask = 'which'"):
