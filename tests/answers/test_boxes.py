@@ -20,6 +20,7 @@ from mmrl.answers.boxes.box import SPACES, Box, check_inside, extent, giou, iou,
 from mmrl.answers.boxes.detection import f1, match, mean_average_precision, mean_iou, overlaps_of, point_in_box
 from mmrl.answers.boxes.parsing import DIGITS, format_box, parse_boxes, parse_points, says_nothing
 from mmrl.core.types import Group, MediaSize, Prompt, Sample
+from tests.support.refused import refused
 from tests.support.styles import box_in
 
 SIZE = MediaSize(640, 480, 644, 476)
@@ -84,8 +85,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize(("make", "says"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_box_and_no_attempt_is_refused(make, says):
-    with pytest.raises(ValueError, match=says):
-        make()
+    refused(says, make)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,7 @@ def test_what_is_no_box_and_no_attempt_is_refused(make, says):
 def test_inside(box, inside):
     assert is_inside(box, SIZE) is inside
     if not inside:
-        with pytest.raises(ValueError, match=r"box \[.*outside its space"):
-            check_inside(box, SIZE)
+        refused(r"box \[.*outside its space", check_inside, box, SIZE)
 
 
 def test_shares_need_no_size():

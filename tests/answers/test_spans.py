@@ -15,6 +15,7 @@ from mmrl.answers.spans.detection import key_frame_hit, mean_average_precision
 from mmrl.answers.spans.interval import UNITS, Interval, Unit, merge_spans, temporal_iou, union_iou
 from mmrl.answers.spans.parsing import format_interval, parse_intervals, parse_times
 from mmrl.core.types import Prompt, Sample
+from tests.support.refused import refused
 from tests.support.styles import span_in
 
 TICKS = st.integers(0, 40)
@@ -84,13 +85,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize(("make", "says"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_span_and_no_attempt_is_refused(make, says):
-    with pytest.raises(ValueError, match=says):
-        make()
+    refused(says, make)
 
 
 def test_unknown_unit():
-    with pytest.raises((ValueError, TypeError), match="minutes"):
-        Interval(1, 2, "minutes")  # pyright: ignore[reportArgumentType]
+    refused("minutes", Interval, 1, 2, "minutes", error=(ValueError, TypeError))
 
 
 def test_a_span_in_words_and_numbers():
@@ -222,25 +221,10 @@ def test_no_text_raises(text):
     parse_times(text)
 
 
-HOSTILE = [
-    "1",
-    "1:",
-    "1 ",
-    "1 to ",
-    "frame ",
-    "frame 1 - ",
-    "1.",
-    "-",
-    "[1,",
-    "1m ",
-    "1 end ",
-    '{"start": 1, ',
-    "1e",
-    "<answer>1",
-]
+HOSTILE = ("1", "1:", "1 ", "1 to ", "frame ", "frame 1 - ", "1.", "-", "[1,", "1m ", "1 end ", '{"start": 1, ', "1e")
 
 
-@pytest.mark.parametrize("piece", [*HOSTILE, "1 m and "])
+@pytest.mark.parametrize("piece", [*HOSTILE, "<answer>1", "1 m and "])
 def test_long_texts_end(piece):
     """Were it quadratic in the text, one of these would take minutes."""
     parse_intervals(piece * 20_000)

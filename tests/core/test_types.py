@@ -132,8 +132,7 @@ def test_segments_cover_the_tokens(segments: tuple[Segment, ...]):
 def test_the_policy_has_the_last_word_and_a_stored_row_takes_no_facts_in_an_order():
     with pytest.raises(ValueError, match="the policy has the last word"):
         replace(Sample("a", (1, 2, 3)), segments=segments_of([("policy", 2), ("environment", 1)]))
-    with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments"):
-        StoredRow((5, 6), (), 4)  # type: ignore[misc] - a step
+    refused("takes from 1 to 2 positional arguments", StoredRow, (5, 6), (), 4, error=TypeError)
 
 
 CLIPPED = ClipRange(0.1, 0.2)

@@ -391,9 +391,3 @@ def test_moving_along_the_velocity_stays_on_the_path(seed, t, later):
     data, noise = latents(3, seed)
     moved = add_noise(data, noise, t) + (later - t) * velocity_of(data, noise)
     torch.testing.assert_close(moved, add_noise(data, noise, later))
-
-
-def test_time_runs_from_noise_to_data():
-    data, noise = latents()
-    assert torch.equal(add_noise(data, noise, 1.0), noise)
-    assert torch.equal(add_noise(data, noise, 0.0), data)

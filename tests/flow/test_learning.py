@@ -133,8 +133,12 @@ def test_flash_grpo_with_a_pool_of_one_step_is_a_window_of_it(per, changes):
     )
 
 
-def test_sharing_the_prefix_of_one_step_changes_nothing():
-    one = OneStep(6, high=5, initial_noise="group")
+@pytest.mark.parametrize(
+    "one",
+    [OneStep(6, high=5, initial_noise="group"), Window(6, 2, low=2, stride=0, initial_noise="group")],
+    ids=["step", "window"],
+)
+def test_sharing_the_prefix_changes_nothing(one):
     alone, shared = trained(replace(BASE, schedule=one)), trained(replace(BASE, schedule=replace(one, share_prefix=True)))
     torch.testing.assert_close(alone, shared, atol=1e-6, rtol=1e-6)
 
@@ -150,12 +154,6 @@ def test_unigrpo_without_its_brake_and_with_weights_of_steps_is_grpo_guard():
     guard, own = small("grpo_guard"), small("unigrpo")
     same = replace(own, objective=own.objective[:1], importance=guard.importance, schedule=guard.schedule)
     assert torch.equal(trained(same), trained(guard))
-
-
-def test_sharing_the_prefix_of_a_window_changes_nothing():
-    window = Window(6, 2, low=2, stride=0, initial_noise="group")
-    alone, shared = trained(replace(BASE, schedule=window)), trained(replace(BASE, schedule=replace(window, share_prefix=True)))
-    torch.testing.assert_close(alone, shared, atol=1e-6, rtol=1e-6)
 
 
 def test_branches_of_several_trunks_are_a_larger_group():
