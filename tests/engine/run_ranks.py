@@ -8,15 +8,15 @@ import threading
 
 import torch
 
-from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
-from mmrl.engine.generator import VllmGenerator, text_parts
+from mmrl.engine.generator import text_parts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import EngineConfig
 from mmrl.training.ahead.producer import under
+from tests.engine.servers import gap, server_of
 from tests.support.fake_engines import ask
 from tests.support.launcher import Kind, accelerator_of, leave
-from tests.support.text_policies import logprobs, mixed
+from tests.support.text_policies import mixed, stir
 
 
 def main(kind: Kind, out: str, model: str, url: str) -> None:
@@ -31,16 +31,11 @@ def main(kind: Kind, out: str, model: str, url: str) -> None:
             ask(url, "/fake", {"break_reset": number})
         accelerator.wait_for_everyone()
         rollouts = policy.rollout(mixed(accelerator.process_index))
-        difference = rollouts.recorded[ROLLOUT_LOGPROBS] - logprobs(policy, rollouts).detach()
-        gaps.append(float(difference.abs()[rollouts.action_mask].max()))
-        draw = torch.Generator().manual_seed(number)
-        with torch.no_grad():
-            for weight in policy.parameters():
-                weight += 0.1 * torch.randn(weight.shape, generator=draw)
+        gaps.append(gap(policy, rollouts))
+        stir(policy, 0.1, seed=number)
         policy.advance()
     gaps += ahead(policy, accelerator.process_index)
-    assert isinstance(policy.generator, VllmGenerator)
-    policy.generator.close()
+    server_of(policy).close()
     leave(accelerator, out, {"gaps": gaps})
 
 
@@ -65,9 +60,7 @@ def ahead(policy: TextPolicy, rank: int) -> list[float]:
             policy.publish()
     thread.join()
     with under(policy.parameters(), kept):
-        read = logprobs(policy, found[0]).detach()
-    difference = found[0].recorded[ROLLOUT_LOGPROBS] - read
-    return [float(difference.abs()[found[0].action_mask].max())]
+        return [gap(policy, found[0])]
 
 
 if __name__ == "__main__":

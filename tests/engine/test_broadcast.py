@@ -31,13 +31,13 @@ from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import EngineConfig, QuantizedSettings
 from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import gap, policies_on, server_of
-from tests.engine.test_servers import BOUND, move, sample_around_a_broken_reset
+from tests.engine.test_servers import BOUND, sample_around_a_broken_reset
 from tests.policies.text.test_quantized import in_4_bits, with_adapter
 from tests.support import text_policies
 from tests.support.fake_engines import BROADCAST, FakeEngine, engines, make_environment
 from tests.support.refused import refused
 from tests.support.stored_codes import change_weights
-from tests.support.text_policies import logprobs, mixed
+from tests.support.text_policies import logprobs, mixed, move
 
 Make = Callable[..., TextPolicy]
 SHORT, LORA = Sampling(max_new_tokens=5), LoraSettings(rank=4, alpha=8)

@@ -16,6 +16,7 @@ from mmrl.app.commands.kept import listing
 from mmrl.engine import venv
 from mmrl.engine.venv import MARKER, RECIPES, VERSION, WORKER, Installation, engine_folder, find_venv, make_venv
 from mmrl.runtime.cache import note_new
+from tests.support.refused import refused
 
 ROOT = Path(__file__).parents[2]
 TORCH = """
@@ -163,13 +164,10 @@ def test_a_package_that_is_nowhere(small: Installation, monkeypatch: pytest.Monk
         ("torch==9+cpu", r"no torch==9\+cpu for Python 3\.\d+ on \w+ where pip looks.*PIP_EXTRA_INDEX_URL; builds"),
         ("a b", "pip cannot install vLLM: ERROR: Invalid requirement.*: run it again once that is mended"),
     ):
-        with pytest.raises(ValueError, match=said):
-            venv.run([*pip, package], "pip cannot install vLLM")
+        refused(said, venv.run, [*pip, package], "pip cannot install vLLM")
 
 
-def test_the_costs_are_said_nothing_is_made_unasked_and_half_of_one_can_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_costs_are_said_nothing_is_made_unasked_and_half_of_one_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
     done = run("install", "--accelerator", "cpu")
     assert "0.62 GB of download, 2.6 GB of disk" in done.output and "mmrl's own environment stays as it is" in done.output
@@ -207,16 +205,14 @@ def test_an_environment_of_ones_own(version: str, wanted: str | None, tmp_path: 
     if wanted is None:
         assert find_venv(tmp_path).version == version
         return
-    with pytest.raises(ValueError, match=wanted):
-        find_venv(tmp_path)
+    refused(wanted, find_venv, tmp_path)
 
 
 def test_a_marker_that_was_cut_off_is_no_environment(tmp_path: Path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/vllm").touch()
     (tmp_path / MARKER).write_text('{"whole": tr')
-    with pytest.raises(ValueError, match="half made"):
-        find_venv(tmp_path)
+    refused("half made", find_venv, tmp_path)
 
 
 def test_pins_are_exact_and_of_the_version_that_was_tried():

@@ -18,18 +18,14 @@ import torch
 from scipy.stats import chi2_contingency
 
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.core.readings import WEIGHTS_VERSION
 from mmrl.core.types import Group, Prompt, Request, Rollouts
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards.runner import NamedReward, RewardRunner
-from mmrl.training.settings import TrainSettings
-from mmrl.training.trainer import Trainer
 from tests.engine.servers import CLOSE, gap, move, renew, server_of
+from tests.support.faults import trainer_of
 from tests.support.text_policies import ids_of
 
 pytestmark = pytest.mark.engine
@@ -163,9 +159,7 @@ def test_a_step_ahead(sync: str, owner: TextPolicy, join: Callable[..., TextPoli
     policy = join(sync, **({"lora": LoraSettings(rank=4, alpha=8)} if sync == "lora" else {}))
     importance = (RolloutCorrection(mode="token_truncate", high=2.0),)
     algorithm = replace(PRESETS["dr_grpo"], old="reread", importance=importance, group_size=4).with_length(12)
-    settings = TrainSettings(steps=STEPS, prompts_per_step=2, ahead=1, micro_batch=4096, optimizer=OptimizerSettings(lr=1e-3))
-    rewards = RewardRunner([NamedReward("early", early)])
-    trainer = Trainer(policy, algorithm, Shuffled(asked[:3], seed=0), rewards, settings)
+    trainer = trainer_of(policy, algorithm, asked[:3], early, steps=STEPS, prompts_per_step=2, ahead=1, micro_batch=4096)
     rows, audit = list[Rollouts](), trainer.audit
     monkeypatch.setattr(trainer, "audit", lambda rollouts, step: rows.append(rollouts) or audit(rollouts, step))
     metrics = [trainer.step() for _ in range(STEPS)]

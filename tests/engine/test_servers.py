@@ -30,7 +30,7 @@ from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import gap, policies_on, server_of
 from tests.support.fake_engines import FILES, FakeEngine, engines, make_environment
 from tests.support.refused import refused
-from tests.support.text_policies import ids_of, logprobs, mixed, prompts, text_trace
+from tests.support.text_policies import ids_of, logprobs, mixed, move, prompts, text_trace
 from tests.support.videos import write_video
 
 CLIPS = ("--media-io-kwargs", '{"video": {"num_frames": -1, "fps": 2.0}}')
@@ -72,15 +72,6 @@ def local() -> Iterator[str]:
 
 def tokens(rollouts: Rollouts) -> list[tuple[int, ...]]:
     return [ids_of(sample) for group in rollouts.groups for sample in group.samples]
-
-
-def move(policy: TextPolicy, by: float = 0.1) -> None:
-    """Move the weights, those of the vision tower too, and count an update."""
-    draw = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in policy.parameters():
-            weight += by * torch.randn(weight.shape, generator=draw)
-    policy.advance()
 
 
 number_of_the_reset = pytest.mark.parametrize(

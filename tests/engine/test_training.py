@@ -34,6 +34,7 @@ from tests.support.fake_engines import FakeEngine, ask, engines, make_environmen
 from tests.support.forked import heard
 from tests.support.launcher import results
 from tests.support.ports import free_ports
+from tests.support.refused import refused
 from tests.support.text_policies import prompts
 from tests.support.trainers import weights
 
@@ -211,8 +212,7 @@ def test_what_cannot_work_is_refused_before_the_model_is_loaded(config, tmp_path
     monkeypatch.setattr(TextPolicy, "__init__", lambda *_, **__: pytest.fail("the model was loaded"))
     environment = f"policy.engine.environment={make_environment(tmp_path / 'vllm')}"
     alone = any("engine.url" in one or "environment" in one for one in overrides)
-    with pytest.raises(ValueError, match=words):
-        build(config(*(() if alone else (environment,)), *overrides))
+    refused(words, lambda: build(config(*(() if alone else (environment,)), *overrides)))
 
 
 SHORT = Sampling(max_new_tokens=3)
@@ -248,8 +248,7 @@ def test_only_the_first_process_takes_a_server_back(policy: TextPolicy, update: 
     with engines(policy.config.model) as (engine,):
         first, second = fleet_of(engine, policy, update, 0), fleet_of(engine, policy, update, 1, timeout_s=0.6)
         engine.order(break_reset=2)
-        with pytest.raises(EngineUnavailableError, match=r"no engine answers \(its caches were not reset"):
-            second.write(*asked)
+        refused(r"no engine answers \(its caches were not reset", second.write, *asked, error=EngineUnavailableError)
         assert not {"/pause?mode=wait", "/reset_prefix_cache", "/update_weights"} & set(engine.told()["calls"])
         first.write(*asked)
         calls = engine.told()["calls"]

@@ -22,6 +22,7 @@ from mmrl.policies.text.write.generate import Completions
 from tests.engine.servers import gap, policies_on
 from tests.engine.test_servers import BOUND, tokens
 from tests.support.fake_engines import FakeEngine, engines
+from tests.support.refused import refused
 from tests.support.text_policies import picture, prompts, text_trace
 from tests.support.worlds import Answer, Inline, looking
 
@@ -128,8 +129,7 @@ def between_turns(act: Callable[[], object]) -> Answer:
 )
 def test_a_server_that_mixes_turns_up_is_refused(make: Make, two: list[FakeEngine], fault: str, words: str):
     policy = make(between_turns(lambda: two[0].order(**{fault: 1})))
-    with pytest.raises(EngineMismatchError, match=words):
-        policy.rollout([Request(prompts()[0], 1, 0, seed=1)])
+    refused(words, policy.rollout, [Request(prompts()[0], 1, 0, seed=1)], error=EngineMismatchError)
 
 
 def test_the_text_of_another_turn_shows_where_it_is_read(make: Make, two: list[FakeEngine]):

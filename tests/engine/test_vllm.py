@@ -48,9 +48,7 @@ def test_all_weights(sync: str, join: Join, asked: Sequence[Prompt]):
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=8)], ids=["all weights", "an adapter"])
-def test_a_copy_beside_the_server_is_what_it_reads(
-    lora: LoraSettings | None, owner: TextPolicy, join: Join, asked: Sequence[Prompt]
-):
+def test_a_copy_beside_the_server_is_read(lora: LoraSettings | None, owner: TextPolicy, join: Join, asked: Sequence[Prompt]):
     if lora:
         renew(owner)
     with TemporaryDirectory(dir="/dev/shm") as local:
@@ -157,9 +155,7 @@ def test_a_transfer_that_broke_is_mended_by_the_next(join: Join, asked: Sequence
     assert gap(policy, before) > 100 * CLOSE
 
 
-def test_an_adapter_beside_what_4_bits_stand_for(
-    model: str, asked: Sequence[Prompt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_adapter_beside_rounded_weights(model: str, asked: Sequence[Prompt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
     engine = EngineConfig(environment=str(environment()), cache_mb=256, max_length=2048)
     policy = policy_of(model, engine, LoraSettings(rank=4, alpha=8), weights="nf4")
@@ -186,9 +182,7 @@ def samples_of(policy: TextPolicy, requests: Sequence[Request], sampling: Sampli
 
 
 @pytest.mark.parametrize("name", ["text", "picture", "two", "clip"])
-def test_log_probabilities_are_those_that_are_read(
-    name: str, join: Join, asked: Sequence[Prompt], monkeypatch: pytest.MonkeyPatch
-):
+def test_log_probabilities_are_those_read(name: str, join: Join, asked: Sequence[Prompt], monkeypatch: pytest.MonkeyPatch):
     policy = join()
     monkeypatch.setattr("mmrl.engine.generator.write_locally", None)
     (prompt,) = (prompt for prompt in asked if prompt.id == name)

@@ -229,7 +229,6 @@ def idle_thought(groups: Sequence[Group]) -> float:
     return -mean([cost(group, text_of(sample)) for group in groups for sample in group.samples])
 
 
-share_answered = mean_of(answered)
 THINK_OR_NOT = ChainTask(
     "think_or_not",
     "no thought is needed, demonstrations have one of three letters, and no reward counts letters",

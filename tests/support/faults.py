@@ -82,8 +82,8 @@ def variety(group: Group) -> list[float]:
 def trainer_of(
     policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], reward: Callable[[Group], Any] = variety, **numbers: Any
 ) -> Trainer:
-    numbers = {"steps": 2, "prompts_per_step": len(prompts), "micro_batch": 100_000, **numbers}
-    settings = TrainSettings(optimizer=OptimizerSettings(lr=1e-3), **numbers)
+    usual: dict[str, Any] = {"steps": 2, "prompts_per_step": len(prompts), "micro_batch": 100_000}
+    settings = TrainSettings(**{**usual, "optimizer": OptimizerSettings(lr=1e-3), **numbers})
     return Trainer(policy, algorithm, Shuffled(prompts), RewardRunner([NamedReward(reward.__name__, reward)]), settings)
 
 

@@ -43,6 +43,12 @@ def stir(policy: TextPolicy, size: float = 0.05, seed: int = 1) -> None:
             weight += size * torch.randn(weight.shape, generator=numbers)
 
 
+def move(policy: TextPolicy, by: float = 0.1) -> None:
+    """Move the weights that train, and count an update."""
+    stir(policy, by, seed=3)
+    policy.advance()
+
+
 def generated(policy: TextPolicy, model: Any, fed: Any, length: int) -> tuple[int, ...]:
     """The likeliest tokens, by transformers' own loop."""
     banned = [[token] for token in sorted(policy.banned)]

@@ -40,6 +40,7 @@ from mmrl.engine.wire_prompts import clip_part, picture_part
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.settings import EngineConfig, Sampling, TextPolicyConfig
 from tests.support.fake_engines import make_environment
+from tests.support.refused import refused
 from tests.support.rude_servers import answers, drips, echoes, floods, rude
 
 NOISE = np.random.default_rng(0).integers(0, 255, (3, 5, 7, 3), dtype=np.uint8)
@@ -111,11 +112,9 @@ def test_ways_of_new_weights():
     lora = TextPolicyConfig("m", lora=LoraSettings())
     assert resolve_sync(lora, EngineConfig()) == "lora" and resolve_sync(TextPolicyConfig("m"), EngineConfig()) == "file"
     assert resolve_sync(lora, EngineConfig(sync="file")) == "file"
-    with pytest.raises(ValueError, match=r"there is no \[policy.lora\]"):
-        TextPolicyConfig("m", engine=EngineConfig(sync="lora"))
+    refused(r"there is no \[policy.lora\]", TextPolicyConfig, "m", engine=EngineConfig(sync="lora"))
     assert [serving_rank(rank) for rank in (1, 4, 16, 17, 512)] == [1, 8, 16, 32, 512]
-    with pytest.raises(ValueError, match="up to rank 512"):
-        serving_rank(600)
+    refused("up to rank 512", serving_rank, 600)
 
 
 def command(environment: str, monkeypatch: pytest.MonkeyPatch, **settings: object) -> ServeCommand:
@@ -158,13 +157,11 @@ def test_the_command_on_a_cpu_and_on_a_card(tmp_path, monkeypatch):
 
 
 def test_a_port_that_is_taken_is_refused_and_nobody_there_is_no_refusal():
-    with pytest.raises(EngineDownError, match="cannot be reached"):
-        EngineClient(f"http://127.0.0.1:{free_port(0)}").get("/version")
+    refused("cannot be reached", EngineClient(f"http://127.0.0.1:{free_port(0)}").get, "/version", error=EngineDownError)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ValueError, match="is taken by another program: choose another, or 0"):
-            free_port(taken.getsockname()[1])
+        refused("is taken by another program: choose another, or 0", free_port, taken.getsockname()[1])
 
 
 PROMPT = WirePrompt([1, 9, 2], expanded=[1, 9, 9, 2], name="p")
@@ -240,8 +237,7 @@ def test_every_place_may_hold_anything(path: tuple[Any, ...]):
     ],
 )
 def test_the_error_says_what_is_wrong(path: tuple[Any, ...], value: Any, words: str):
-    with pytest.raises(EngineMismatchError, match=words):
-        read(changed(path, value))
+    refused(words, read, changed(path, value), error=EngineMismatchError)
 
 
 def test_a_completion_may_be_cut_where_the_model_ends_or_what_was_begun_is_long():
@@ -251,8 +247,7 @@ def test_a_completion_may_be_cut_where_the_model_ends_or_what_was_begun_is_long(
     begun = WirePrompt(PROMPT.token_ids, expanded=PROMPT.expanded, name="p", begun=3)
     answer = good() | {"choices": [choice(0, [7], "length"), choice(1, [8], "stop")]}
     assert [one.stopped for one in read(answer, begun)] == [False, True]
-    with pytest.raises(EngineMismatchError, match="4 tokens and 4 log-probabilities for prompt 'p', and at most 1"):
-        read(good(), begun)
+    refused("4 tokens and 4 log-probabilities for prompt 'p', and at most 1", read, good(), begun, error=EngineMismatchError)
 
 
 JSON = st.recursive(
@@ -281,8 +276,7 @@ def test_a_server_that_answers_nonsense_about_itself_is_one_that_is_broken(said:
     with rude(answers(200, said.encode())) as server:
         client = EngineClient(server.url, 5.0)
         for call in (client.weight_version, client.model_names, lambda: client.ask_workers("meet_trainer", "")):
-            with pytest.raises(EngineDownError, match="as no vLLM would"):
-                call()
+            refused("as no vLLM would", call, error=EngineDownError)
         client.close()
 
 
@@ -338,8 +332,7 @@ def server() -> Iterator[HangingUp]:
 def test_a_call_after_an_error_of_the_server_is_answered(server: HangingUp):
     client = EngineClient(server.url)
     for _ in range(3):
-        with pytest.raises(EngineDownError, match="answered 500"):
-            client.post("/bad")
+        refused("answered 500", client.post, "/bad", error=EngineDownError)
         assert client.get("/weight_info") == {}
     client.close()
 
@@ -364,8 +357,7 @@ def test_a_call_is_over_by_the_clock_and_an_answer_without_end_is_not_read(scrip
     monkeypatch.setattr(wire, "MOST_BYTES", 2**20)
     with rude(script(b"HTTP/1.1 200 OK\r\n\r\n", b" ")) as server:
         client = EngineClient(server.url)
-        with pytest.raises(EngineDownError, match=said):
-            client.get("/load", timeout_s)
+        refused(said, client.get, "/load", timeout_s, error=EngineDownError)
         client.close()
 
 

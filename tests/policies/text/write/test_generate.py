@@ -29,6 +29,7 @@ from mmrl.policies.text.write.generate import (
 )
 from mmrl.training.collect import merge_rollouts
 from tests.support.devices import META, SecondDevice, host_looks
+from tests.support.refused import refused
 from tests.support.text_policies import (
     FAMILIES,
     FP32_BOUND,
@@ -40,8 +41,8 @@ from tests.support.text_policies import (
     logprobs,
     make,
     mixed,
+    move,
     prompts,
-    stir,
     text_of,
 )
 
@@ -150,8 +151,7 @@ def test_filters_restrict_what_is_written(tiny):
 
 @pytest.mark.parametrize(("name", "value"), {"temperature": -1.0, "top_p": 0.0, "max_new_tokens": 0, "stop": ("",)}.items())
 def test_impossible_sampling_is_refused(name, value):
-    with pytest.raises(ValueError, match=rf"(?i)sampling\.{name}"):
-        Sampling(**{name: value})
+    refused(rf"(?i)sampling\.{name}", Sampling, **{name: value})
 
 
 ROWS = 5
@@ -361,12 +361,6 @@ def with_engine(folder: str, shadows: Sequence[str] = ()) -> tuple[TextPolicy, E
     return policy, policy.generator
 
 
-def move(policy: TextPolicy, by: float) -> None:
-    """Move the weights, and count an update."""
-    stir(policy, by, seed=3)
-    policy.advance()
-
-
 def texts(policy: TextPolicy) -> list[str]:
     return [text_of(sample) for group in policy.rollout(mixed()).groups for sample in group.samples]
 
@@ -431,5 +425,4 @@ def test_a_given_text_with_its_end_inside_is_refused(tiny):
     asked = Request(prompts()[0], 1, 0, role="injected", written=f"no{end}")
     plain, ended = policy.rollout([replace(asked, written="no"), replace(asked, group_id=1)]).groups
     assert plain.samples[0].token_ids == ended.samples[0].token_ids
-    with pytest.raises(ValueError, match=r"holds the tokens \[\d+\], which no answer may hold"):
-        policy.rollout([replace(asked, written=f"no{end}\nyes")])
+    refused(r"holds the tokens \[\d+\], which no answer may hold", policy.rollout, [replace(asked, written=f"no{end}\nyes")])
