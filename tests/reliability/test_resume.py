@@ -26,6 +26,7 @@ from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Records, Trainer
 from tests.support.fakes import FakeTextPolicy, PlayedRanks, prompts, right_letter
+from tests.support.refused import refused
 from tests.support.running_reward import Running
 from tests.support.trainers import make_trainer, weights
 
@@ -73,8 +74,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_forgets_what_came_af
 def test_a_run_whose_checkpoints_are_all_damaged_keeps_its_files(tmp_path: Path):
     run = run_of(tmp_path / "run", 1)
     (run.checkpoints / "step-1").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
-        continue_from(job_of(make_trainer()), (), run, Ranks())
+    refused("no whole checkpoint", continue_from, job_of(make_trainer()), (), run, Ranks(), error=CheckpointError)
     assert lines(run) == [0, 1]
 
 
@@ -104,8 +104,7 @@ def test_a_reward_that_remembers_is_kept_unless_it_runs_where_nobody_can_ask():
     load_rewards(again, rewards_state(runner))
     assert rewards_state(again) == rewards_state(runner) and rewards_state(again)["running"]["function"]["count"] == 2
     elsewhere = RewardRunner([NamedReward("running", Running(), call=Calling(where="process"))])
-    with pytest.raises(ValueError, match="reward 'running' has a state_dict, and in processes of its own"):
-        rewards_state(elsewhere)
+    refused("reward 'running' has a state_dict, and in processes of its own", rewards_state, elsewhere)
 
 
 def test_a_network_as_a_reward_is_not_written_into_checkpoints():

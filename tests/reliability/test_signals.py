@@ -76,9 +76,7 @@ def make(folder: Path | None, log: Log, at: Callable[[str], None] = lambda place
     ("place", "nth", "done"),
     [("rollout", 3, 2), ("reward", 20, None), ("update", 3, 2), ("evaluation", 2, 2), ("evaluation", 1, 0), ("update", 9, 5)],
 )
-def test_a_stopped_run_goes_on_as_if_nothing_had_been(
-    tmp_path: Path, number: signal.Signals, place: str, nth: int, done: int | None
-):
+def test_a_stopped_run_goes_on_as_if_undisturbed(tmp_path: Path, number: signal.Signals, place: str, nth: int, done: int | None):
     whole, undisturbed = make(None, log := Log()), log
     whole.fit()
     left = [nth]

@@ -56,14 +56,13 @@ def run(all_trained: AllTrained, kinds: str, out: str, *models: str) -> None:
     end()
 
 
-def joined(module: str, all_trained: AllTrained, tiny: Callable[[str], str], folder: Path) -> Callable[[tuple[str, ...]], Joined]:
-    """Families -> their readings: trained here and in two processes that `run` in this module, each set of them once.
-
-    `folder` has what they save, by kind.
-    """
+def joined(
+    module: str, all_trained: AllTrained, tiny: Callable[[str], str], folder: Path
+) -> Callable[[tuple[str, ...]], tuple[Path, Joined]]:
+    """Families -> what they save, by kind, and their readings: by this process and two that `run` in this module, once each."""
 
     @cache
-    def together(families: tuple[str, ...]) -> Joined:
+    def together(families: tuple[str, ...]) -> tuple[Path, Joined]:
         models = {family: tiny(family) for family in families}
         one = all_trained("one", Accelerator(cpu=True), folder / "one", list(models.values()))
         ran = {"one": [one], **both(module, folder, *models.values())}
@@ -72,6 +71,6 @@ def joined(module: str, all_trained: AllTrained, tiny: Callable[[str], str], fol
             parts = [part[models.get(family, family)] for part in ran[kind]]
             return {"rows": {name: value for part in parts for name, value in part["rows"].items()}, "state": parts[0]["state"]}
 
-        return of
+        return folder, of
 
     return together

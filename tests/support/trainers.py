@@ -16,6 +16,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Batch, Group
+from mmrl.training.checkpoints.state import copy_state
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
@@ -35,6 +36,20 @@ def weights(owner: Any) -> Tensor:
 def untimed(metrics: Mapping[str, float]) -> dict[str, float]:
     """What was measured, without what a clock said."""
     return {name: x for name, x in metrics.items() if not name.startswith("time/")}
+
+
+def assert_resumes_ahead(job: Any, disturb: Callable[[], object] = lambda: None) -> None:
+    """Fail unless the last of three steps, sampled ahead of training, is the same again after the state before it was loaded."""
+    metrics = [job.trainer.step() for _ in range(2)]
+    state = copy_state(job.trainer.state_dict())
+    metrics.append(job.trainer.step())
+    assert [one["rollout/staleness"] for one in metrics] == [0, 1, 1]
+    whole = weights(job)
+    job.trainer.load_state_dict(state)
+    assert not torch.equal(weights(job), whole)
+    disturb()
+    job.trainer.step()
+    assert torch.equal(weights(job), whole)
 
 
 def batches_of(trainer: Trainer) -> list[Batch]:

@@ -14,17 +14,13 @@ from mmrl.algorithms.advantages.flow import BestOfN
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.flow import Scouts
-from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.core.types import Group
 from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards.runner import NamedReward, RewardRunner
-from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
+from tests.support import faults
 from tests.support.each import for_each
 from tests.support.flow_costs import forwards
 from tests.support.flow_policies import counted, make, prompts
@@ -74,19 +70,13 @@ SMALL: dict[str, tuple[Any, int, int, int, int, tuple[float, float]]] = {
 }
 
 
-def any_variety(group: Group) -> list[float]:
-    return [float(i) for i in range(len(group.samples))]
-
-
 def small(name: str) -> Algorithm:
     algorithm, (schedule, images, *_) = PRESETS[name], SMALL[name]
     return replace(algorithm, schedule=schedule, group_size=images, minibatches=min(algorithm.minibatches, images))
 
 
 def trainer_of(policy: Any, algorithm: Algorithm, **settings: Any) -> Trainer:
-    given = TrainSettings(steps=2, prompts_per_step=2, micro_batch=7, optimizer=OptimizerSettings(lr=1e-3), **settings)
-    rewards = RewardRunner([NamedReward("any_variety", any_variety)])
-    return Trainer(policy, algorithm, Shuffled(prompts(), seed=0), rewards, given)
+    return faults.trainer_of(policy, algorithm, prompts(), prompts_per_step=2, micro_batch=7, **settings)
 
 
 def counts_of(folder: str, algorithm: Algorithm, guidance: float) -> Any:

@@ -16,6 +16,7 @@ from mmrl.policies.flow.net import Uploads, send_home
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, switch_tf32
 from tests.support.devices import META, SecondDevice
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests, trace_of
+from tests.support.refused import refused
 
 
 def on_second_device(policy: FlowPolicy) -> FlowPolicy:
@@ -177,8 +178,7 @@ def test_kernels_of_attention_are_chosen_by_name(tiny, family):
 
 
 def test_a_kernel_that_cannot_be_had_is_refused(tiny):
-    with pytest.raises(ValueError, match=r"'native' would change nothing: .* SD3Transformer2DModel"):
-        make(tiny("sd3"), attention_backend="native")
+    refused(r"'native' would change nothing: .* SD3Transformer2DModel", make, tiny("sd3"), attention_backend="native")
     with pytest.raises(
         ValueError, match=r"policy.attention_backend 'sage' cannot be had here \(.*\): install it, or leave it out"
     ):
@@ -194,6 +194,5 @@ def test_tf32_is_for_float32_and_not_for_runs_that_repeat(tiny, monkeypatch):
     make(tiny("sd3"))
     assert not matmul.allow_tf32
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    with pytest.raises(ValueError, match="exclude each other"):
-        switch_tf32(True)
+    refused("exclude each other", switch_tf32, True)
     switch_tf32(False)

@@ -26,9 +26,10 @@ from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import TeacherSettings
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
+from tests.support.faults import trainer_of
 from tests.support.flow_policies import batch_of, counted, make, prompts, stir, trace_of
 from tests.support.refused import refused
 
@@ -150,11 +151,13 @@ def test_what_is_refused(tiny: Tiny, taught: dict[str, Path], tmp_path: Path):
     rollouts = policy.rollout(asked("ocr", None), PLAN)
     refused(r"rows are read under the model 'teacher', and prompts of theirs name none", values, policy, rollouts, of("teacher"))
     refused(r"model 'teacher' cannot be read from this flow policy", values, make(tiny("sd3")), rollouts, of("teacher"))
-    with pytest.raises(FileNotFoundError, match=r"policy\.teachers\.0\.adapter: there is no folder"):
-        make(tiny("sd3"), teachers=(TeacherSettings("a", str(tmp_path / "gone")),))
-    with pytest.raises(ValueError, match=r"policy\.teachers\.0\.adapter .* of this model"):
-        make(tiny("flux"), teachers=(TeacherSettings("a", str(taught["ocr"])),))
-    refused("has 'a' twice", make, tiny("sd3"), teachers=(TeacherSettings("a", "x"), TeacherSettings("a", "y")))
+    for family, folders, said in (
+        ("sd3", [tmp_path / "gone"], r"policy\.teachers\.0\.adapter: there is no folder"),
+        ("flux", [taught["ocr"]], r"policy\.teachers\.0\.adapter .* of this model"),
+        ("sd3", ["x", "y"], "has 'a' twice"),
+    ):
+        teachers = tuple(TeacherSettings("a", str(folder)) for folder in folders)
+        refused(said, make, tiny(family), error=(ValueError, FileNotFoundError), teachers=teachers)
     refused(r"all of its weights train: set policy\.lora", make, tiny("sd3"), lora=None, teachers=(TeacherSettings("a", "x"),))
 
 
@@ -188,9 +191,8 @@ def small(name: str) -> Algorithm:
 
 def trained(policy: FlowPolicy, algorithm: Algorithm, steps: int, micro_batch: int = 4096) -> list[dict[str, float]]:
     """Metrics of every step."""
-    settings = TrainSettings(steps=steps, prompts_per_step=3, micro_batch=micro_batch, optimizer=OptimizerSettings(lr=2e-2))
-    rewards = RewardRunner([NamedReward("brightness", brightness)])
-    trainer = Trainer(policy, algorithm, Shuffled(prompts(), seed=0), rewards, settings)
+    numbers = {"steps": steps, "micro_batch": micro_batch, "optimizer": OptimizerSettings(lr=2e-2)}
+    trainer = trainer_of(policy, algorithm, prompts(), brightness, **numbers)
     return [trainer.step() for _ in range(steps)]
 
 

@@ -12,7 +12,6 @@ from PIL import Image
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import LOGPROBS, MEAN, REF_LOGPROBS, ROLLOUT_LOGPROBS, SAMPLED_MEAN, VELOCITY
 from mmrl.core.types import Prompt, Reading, Request, Rollouts, Scope
 from mmrl.flow.plan import RolloutPlan, evaluation_plan
@@ -23,10 +22,8 @@ from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.sizes import Size
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards.runner import NamedReward, RewardRunner
-from mmrl.training.settings import TrainSettings
-from mmrl.training.trainer import Trainer
-from tests.policies.flow.test_costs import SMALL, any_variety
+from tests.policies.flow.test_costs import SMALL
+from tests.support.faults import trainer_of
 from tests.support.flow_policies import (
     LORA,
     PLANS,
@@ -40,6 +37,7 @@ from tests.support.flow_policies import (
     trace_of,
     with_adapters,
 )
+from tests.support.refused import refused
 
 Tiny = Callable[[str], str]
 NFT = Forward(num_steps=4, times=TimeSampler("rollout", count=3)).at(0)
@@ -204,13 +202,10 @@ def test_parts_hold_one_size_and_every_action_once(tiny: Tiny, scope: Scope):
 
 def step_of(policy: FlowPolicy, algorithm: Algorithm, micro_batch: int) -> tuple[dict[str, float], list[torch.Tensor]]:
     """The metrics of a step with prompts of three sizes, and the gradient of its update."""
-    settings = TrainSettings(
-        steps=1, prompts_per_step=3, micro_batch=micro_batch, optimizer=OptimizerSettings(kind="sgd", lr=0.1)
-    )
-    rewards = RewardRunner([NamedReward("any_variety", any_variety)])
     chosen = [sized(prompt, size) for prompt, size in zip(prompts(), SIZES, strict=True)]
     before = [weight.detach().clone() for weight in policy.parameters()]
-    metrics = Trainer(policy, algorithm, Shuffled(chosen, seed=0), rewards, settings).step()
+    sgd = OptimizerSettings(kind="sgd", lr=0.1)
+    metrics = trainer_of(policy, algorithm, chosen, micro_batch=micro_batch, optimizer=sgd).step()
     return metrics, [(a - b).detach() for a, b in zip(before, policy.parameters(), strict=True)]
 
 
@@ -235,9 +230,7 @@ def test_frozen_readings_of_latents_are_those_of_each_size(tiny: Tiny):
         PRESETS["flow_grpo"], schedule=schedule, group_size=4, objective=((1.0, RatioNorm()), (0.1, FlowKL("true")))
     )
     policy = drawer(tiny, "sd3", shadows=["ref"])
-    settings = TrainSettings(steps=1, prompts_per_step=3, micro_batch=64)
-    chosen = [sized(prompt, size) for prompt, size in zip(prompts(), SIZES, strict=True)]
-    trainer = Trainer(policy, algorithm, Shuffled(chosen, 0), RewardRunner([NamedReward("v", any_variety)]), settings)
+    trainer = trainer_of(policy, algorithm, [sized(prompt, size) for prompt, size in zip(prompts(), SIZES, strict=True)])
     rollouts = policy.rollout(asked([None, (32, 16), (32, 32)]), schedule.at(0))
     ref = MEAN._replace(model="ref")
     with torch.no_grad():
@@ -279,8 +272,7 @@ def test_a_row_of_another_size_than_its_prompts_fails_the_audit(tiny: Tiny):
     rollouts = policy.rollout(asked(SIZES), PLANS["flow_grpo"])
     policy.audit(rollouts)
     message = r"prompt 'hi', sample 0 of group 2: it was drawn at 16 x 32 pixels, but its prompt asks for 32 x 16"
-    with pytest.raises(ValueError, match=message):
-        policy.audit(swapped(rollouts))
+    refused(message, policy.audit, swapped(rollouts))
 
 
 def test_causes_are_still_found_among_mixed_sizes(tiny: Tiny):
@@ -315,8 +307,7 @@ def test_causes_are_still_found_among_mixed_sizes(tiny: Tiny):
 )
 def test_sizes_that_cannot_be_drawn_are_refused(tiny: Tiny, columns: dict[str, object], said: str):
     policy = drawer(tiny, "sd3")
-    with pytest.raises(ValueError, match=said):
-        policy.rollout([Request(Prompt("cat", "a red cat", columns=columns), 4, 0)], PLANS["flow_grpo"])
+    refused(said, policy.rollout, [Request(Prompt("cat", "a red cat", columns=columns), 4, 0)], PLANS["flow_grpo"])
 
 
 def test_prompts_without_columns_are_drawn_at_the_runs_size(tiny: Tiny):

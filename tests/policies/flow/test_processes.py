@@ -37,14 +37,9 @@ def all_trained(kind: Kind, accelerator: Any, out: Path, models: Sequence[str]) 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("processes")
-
-
-@pytest.fixture(scope="module")
-def joined(tiny: Callable[[str], str], folder: Path) -> Callable[[tuple[str, ...]], Joined]:
-    """Readings of these families, which are trained together."""
-    return family_runs.joined("tests.policies.flow.test_processes", all_trained, tiny, folder)
+def joined(tiny: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Joined]]:
+    """What these families save and their readings; they are trained together."""
+    return family_runs.joined("tests.policies.flow.test_processes", all_trained, tiny, tmp_path_factory.mktemp("processes"))
 
 
 def saved(folder: Path, model: str) -> dict[str, int]:
@@ -57,8 +52,8 @@ def saved(folder: Path, model: str) -> dict[str, int]:
     ("families", "family"),
     [*((FAMILIES, one) for one in FAMILIES), *(pytest.param(MORE, one, marks=pytest.mark.evidence) for one in MORE)],
 )
-def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Any, folder: Path, families: tuple[str, ...], family: str):
-    of = joined(families)
+def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Any, families: tuple[str, ...], family: str):
+    folder, of = joined(families)
     one = of("one", family)
     for kind in KINDS:
         torch.testing.assert_close(of(kind, family), one, atol=5e-5, rtol=1e-4)

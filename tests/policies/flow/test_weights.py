@@ -65,27 +65,6 @@ def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family,
     assert not after[REF_LOGPROBS].requires_grad
 
 
-def test_a_fresh_adapter_costs_the_reference_nothing_and_trains_on(tiny):
-    policy = make(tiny("sd3"), ["ref"])
-    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
-    calls: list[bool] = []
-    for name, module in policy.net.named_modules():
-        if name.endswith("lora_A.default"):
-            module.register_forward_pre_hook(lambda *_: calls.append(True))
-    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
-    assert not calls
-    state = policy.weights.state_dict()
-    assert state["shadows"]["ref"] == {}
-    nearly = {key: torch.full_like(weight, 1e-8) if "lora_B" in key else weight for key, weight in state["weights"].items()}
-    policy.weights.load_state_dict({**state, "shadows": {"ref": nearly}})
-    torch.testing.assert_close(
-        policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS], reference, atol=1e-6, rtol=0
-    )
-    assert calls
-    logprobs(policy, rollouts).sum().backward()
-    assert all(weight.grad is not None for weight in policy.parameters())
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_automatic_adapters_sit_where_the_papers_put_them(tiny, family):
     policy = make(tiny(family))
@@ -162,18 +141,6 @@ def test_draws_reads_and_learns_as_the_rounded_pipeline(tiny, family, tmp_path):
     assert relative_difference(gradients(policy, [batch_of(rollouts)]), gradients(twin, [batch_of(rollouts)])) < 1e-6
     with torch.no_grad():
         assert (logprobs(make(tiny(family)), rollouts) - logprobs(policy, rollouts)).abs().max() > 1e-4, "4 bits round"
-
-
-def test_an_adapter_trained_beside_4_bits_loads_in_diffusers(tiny, tmp_path):
-    policy = in_4_bits(tiny("flux"), dtype="bfloat16")
-    stir(policy, 0.5)
-    policy.save(tmp_path)
-    pipeline = load_pipeline(tiny("flux"))
-    pipeline.load_lora_weights(tmp_path)
-    found = {name for name, _ in pipeline.transformer.named_parameters() if "lora_" in name}
-    assert {name.replace("default_0", "default") for name in found} == {
-        name for name, _ in policy.pipeline.transformer.named_parameters() if "lora_" in name
-    }
 
 
 @pytest.mark.parametrize("family", ["sd3", "qwen_image"])

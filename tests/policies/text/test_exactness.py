@@ -20,6 +20,7 @@ from mmrl.policies.text.policy import Sampling
 from mmrl.policies.text.prompt.encode import stand_in_prompt
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.ascent import climb
+from tests.support.refused import refused
 from tests.support.text_policies import (
     EVERY,
     FAMILIES,
@@ -374,10 +375,8 @@ def test_a_saved_adapter_loads_in_peft_and_as_a_start(tiny, tmp_path):
     ],
 )
 def test_contradicting_settings_are_refused(tiny, settings, said):
-    with pytest.raises(ValueError, match=said):
-        make(tiny("qwen3_vl"), **settings)
-    with pytest.raises(FileNotFoundError, match="adapter"):
-        make(tiny("qwen3_vl"), lora=LoraSettings(adapter="./nowhere"))
+    refused(said, make, tiny("qwen3_vl"), **settings)
+    refused("adapter", make, tiny("qwen3_vl"), error=FileNotFoundError, lora=LoraSettings(adapter="./nowhere"))
 
 
 def test_dropout_in_a_config_is_switched_off(tiny, tmp_path):

@@ -56,14 +56,9 @@ FAMILIES, MORE = ("qwen3_vl",), ("llava_onevision",)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("processes")
-
-
-@pytest.fixture(scope="module")
-def joined(tiny: Callable[[str], str], folder: Path) -> Callable[[tuple[str, ...]], Joined]:
-    """Readings of these families, which are trained together."""
-    return family_runs.joined("tests.policies.text.test_processes", all_trained, tiny, folder)
+def joined(tiny: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Joined]]:
+    """What these families save and their readings; they are trained together."""
+    return family_runs.joined("tests.policies.text.test_processes", all_trained, tiny, tmp_path_factory.mktemp("processes"))
 
 
 def saved(folder: Path, model: str) -> Path:
@@ -74,8 +69,8 @@ def saved(folder: Path, model: str) -> Path:
     ("families", "family"),
     [*((FAMILIES, one) for one in FAMILIES), *(pytest.param(MORE, one, marks=pytest.mark.evidence) for one in MORE)],
 )
-def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Any, folder: Path, families: tuple[str, ...], family: str):
-    of = joined(families)
+def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Any, families: tuple[str, ...], family: str):
+    folder, of = joined(families)
     one = of("one", family)
     for kind in KINDS:
         torch.testing.assert_close(of(kind, family), one, atol=2e-5, rtol=1e-5)
@@ -83,9 +78,9 @@ def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Any, folder
     assert one["rows"]["0 policy"] > one["rows"]["0 ema"] > one["rows"]["0 ref"]
 
 
-def test_processes_that_keep_features_of_pictures_equal_one(joined: Any, folder: Path):
+def test_processes_that_keep_features_of_pictures_equal_one(joined: Any):
     """One of them sees no picture: sharded, it passes the vision part as often as the other; replicated, it never does."""
-    of = joined(FAMILIES)
+    folder, of = joined(FAMILIES)
     one = of("one", "adapter")
     assert not one["state"]["shadows"].pop("ref"), "one process keeps no copy of a reference that is the bare model"
     for kind in KINDS:

@@ -275,9 +275,7 @@ def read(policy: TextPolicy, trace: TextTrace, said: list[list[int]]) -> list[to
 
 
 @pytest.mark.parametrize(("family", "packed", "lora"), FAMILIES)
-def test_a_picture_within_a_completion_is_read_as_one_of_the_prompt(
-    tiny: Any, family: str, packed: bool, lora: LoraSettings | None
-):
+def test_a_picture_in_a_completion_is_read_as_one_of_the_prompt(tiny: Any, family: str, packed: bool, lora: LoraSettings | None):
     policy = make(tiny(family), lora=lora)
     assert (policy.net.features is None) == (lora is None), "what does not train is looked at once and kept"
     rows = rows_of(policy)

@@ -39,6 +39,7 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.support.chains import same
 from tests.support.presets import DISTILLED
+from tests.support.refused import refused
 from tests.support.sounds import tone, write_wav
 from tests.support.text_policies import make, picture, plain_model, prompts, stir, text_trace
 from tests.support.videos import even, write_video
@@ -198,8 +199,7 @@ def test_rows_choose_their_teacher_by_a_column(tiny: Tiny, other: str):
     index = text_trace(rollouts.trace).prompt_index
     check_against(policy, rollouts, Target("teacher", beta=0.3), lambda row: (mine, [other, mine][int(index[row]) % 2]))
     lost = policy.rollout(asked(prompts()[:1]))
-    with pytest.raises(ValueError, match=r"name none of policy\.teachers"):
-        compare(policy, lost, Target("teacher"))
+    refused(r"name none of policy\.teachers", compare, policy, lost, Target("teacher"))
 
 
 @pytest.mark.parametrize("kind", ["models", "adapters"])
@@ -302,8 +302,7 @@ def test_a_solution_may_be_the_number_0():
     view, shown = Privileged(column="solution"), [Prompt("a", "1 - 1?", columns={"solution": 0}), Prompt("b", "?")]
     view.check_prompts(shown)
     assert "solution:\n0\n" in view(shown[0], 0).text and view(shown[1], 0).text == "?"
-    with pytest.raises(ValueError, match="none of the 1 prompts"):
-        view.check_prompts([Prompt("a", "?", columns={"solution": ""})])
+    refused("none of the 1 prompts", view.check_prompts, [Prompt("a", "?", columns={"solution": ""})])
 
 
 def test_settings_of_the_policy_alone_are_not_its_teachers():
@@ -321,19 +320,20 @@ def test_settings_of_the_policy_alone_are_not_its_teachers():
 
 def test_who_cannot_teach_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mmrl.policies.text.loading.load_weights", lambda *_, **__: pytest.fail("weights were loaded"))
-    with pytest.raises(ValueError, match=r"policy.teachers 'x' \(.*\) has other tokens than policy.model .*sft"):
-        make(tiny("qwen3_vl"), teachers=(TextTeacher("x", model=tiny("internvl")),))
     broken = shutil.copytree(tiny("qwen3_vl"), tmp_path / "broken")
     (broken / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match=r"policy\.teachers\.0\.model .*broken'.*cannot be loaded: check its files"):
-        make(tiny("qwen3_vl"), teachers=(TextTeacher("x", model=str(broken)),))
+    for model, said in (
+        (tiny("internvl"), r"policy.teachers 'x' \(.*\) has other tokens than policy.model .*sft"),
+        (str(broken), r"policy\.teachers\.0\.model .*broken'.*cannot be loaded: check its files"),
+    ):
+        refused(said, make, tiny("qwen3_vl"), teachers=(TextTeacher("x", model=model),))
     monkeypatch.undo()
     whole = get_peft_model(plain_model(tiny("qwen3_vl"))[0], LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
     whole.save_pretrained(str(tmp_path / "whole"))
-    with pytest.raises(ValueError, match=r"policy\.teachers\.0\.adapter .* trained whole \(.*lm_head.*merge it in peft"):
-        make(tiny("qwen3_vl"), lora=LORA, teachers=(TextTeacher("x", adapter=str(tmp_path / "whole")),))
-    with pytest.raises(FileNotFoundError, match=r"policy\.teachers\.0\.adapter: there is no folder"):
-        make(tiny("qwen3_vl"), lora=LORA, teachers=(TextTeacher("x", adapter="/gone"),))
+    found = {str(tmp_path / "whole"): r" .* trained whole \(.*lm_head.*merge it in peft", "/gone": ": there is no folder"}
+    for folder, said in found.items():
+        words, wrong = rf"policy\.teachers\.0\.adapter{said}", (TextTeacher("x", adapter=folder),)
+        refused(words, make, tiny("qwen3_vl"), error=(ValueError, FileNotFoundError), lora=LORA, teachers=wrong)
 
 
 SHOWN = [

@@ -17,6 +17,7 @@ from mmrl.core.types import Prompt, Reading, Request, Video
 from mmrl.policies.text.check.audit import audit
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.policies.text.prompt.encode import Encoded
+from tests.support.refused import refused
 from tests.support.text_policies import (
     FP32_BOUND,
     generated,
@@ -290,10 +291,8 @@ def test_pixel_settings_bound_frames(tiny, clips):
     high, wide = (14 * x for x in larger.encode(Prompt("p", "?", (Video(path),))).media["video_grid_thw"][0, 1:].tolist())
     assert 150 * 100 <= high * wide <= 200 * 100
     tight = policy_of(tiny, "qwen3_vl", video=VideoSettings(workers=0, total_pixels=4000))
-    with pytest.raises(ValueError, match=r"prompt 'p': the video .*even\.mp4': 8 frames of 500 pixels each"):
-        tight.encode(Prompt("p", "?", (Video(path),)))
-    with pytest.raises(ValueError, match=r"remove policy\.video\.max_pixels"):
-        policy_of(tiny, "smolvlm", video=VideoSettings(max_pixels=1000))
+    refused(r"prompt 'p': the video .*even\.mp4': 8 frames of 500 pixels each", tight.encode, Prompt("p", "?", (Video(path),)))
+    refused(r"remove policy\.video\.max_pixels", policy_of, tiny, "smolvlm", video=VideoSettings(max_pixels=1000))
 
 
 def test_rewards_see_how_long_clips_are(tiny, clips):
@@ -311,31 +310,22 @@ def test_a_path_with_the_suffix_of_a_video_is_one(tiny, clips):
 
 
 def test_what_does_not_fit_is_named(tiny, clips):
-    policy = policy_of(tiny, "qwen3_vl")
     video = Video(clips["qwen3_vl", "even"])
-    for text, media in (
-        ("<image>", (video,)),
-        ("<video> <image>", (picture(0), video)),
-        ("<video>", ()),
-        ("<video>", (video, video)),
+    pair = tuple(replace(video, frames=count) for count in (4, 6))
+    counts = r" has \d <image> markers and \d <video> markers, \d pictures and \d clips"
+    neither = [("<image>", (video,)), ("<video> <image>", (picture(0), video)), ("<video>", ()), ("<video>", (video, video))]
+    for family, text, media, said in (
+        *(("qwen3_vl", text, media, counts) for text, media in neither),
+        ("qwen3_vl", "?", (Video(video.source, start=9.0),), r": the video .*: it asks for 9 s to 4 s"),
+        ("qwen3_vl", "<|video_pad|>", (picture(0),), r": (Found 1 <.video_pad.> tokens in the text|its text holds 1 video)"),
+        ("glm4v", "<video> <image>", (video, picture(0)), ": glm4v takes pictures or clips in one prompt"),
+        ("smolvlm", "<video> <image>", (video, picture(0)), ": smolvlm takes pictures or clips in one prompt"),
+        ("internvl", "<video> <video>", pair, ": internvl wants as many frames of every clip of a prompt, not 4, 6"),
     ):
-        with pytest.raises(
-            ValueError, match=r"prompt 'p9' has \d <image> markers and \d <video> markers, \d pictures and \d clips"
-        ):
-            policy.encode(Prompt("p9", text, media))
-    with pytest.raises(FileNotFoundError, match=r"prompt 'p9' \(clips\.jsonl:12\): there is no video .*gone\.mp4"):
-        policy.encode(Prompt("p9", "?", (Video("gone.mp4"),), columns={"file_row": "clips.jsonl:12"}))
-    with pytest.raises(ValueError, match=r"prompt 'p9': the video .*: it asks for 9 s to 4 s"):
-        policy.encode(Prompt("p9", "?", (Video(video.source, start=9.0),)))
-    with pytest.raises(ValueError, match=r"prompt 'p9': (Found 1 <.video_pad.> tokens in the text|its text holds 1 video)"):
-        policy.encode(Prompt("p9", "<|video_pad|>", (picture(0),)))
-    with pytest.raises(ValueError, match="prompt 'p9': glm4v takes pictures or clips in one prompt"):
-        policy_of(tiny, "glm4v").encode(Prompt("p9", "<video> <image>", (video, picture(0))))
-    with pytest.raises(ValueError, match="prompt 'p9': smolvlm takes pictures or clips in one prompt"):
-        policy_of(tiny, "smolvlm").encode(Prompt("p9", "<video> <image>", (video, picture(0))))
-    with pytest.raises(ValueError, match="prompt 'p9': internvl wants as many frames of every clip of a prompt, not 4, 6"):
-        pair = (Video(video.source, frames=4), Video(video.source, frames=6))
-        policy_of(tiny, "internvl").encode(Prompt("p9", "<video> <video>", pair))
+        refused(f"prompt 'p9'{said}", policy_of(tiny, family).encode, Prompt("p9", text, media))
+    gone = Prompt("p9", "?", (Video("gone.mp4"),), columns={"file_row": "clips.jsonl:12"})
+    said = r"prompt 'p9' \(clips\.jsonl:12\): there is no video .*gone\.mp4"
+    refused(said, policy_of(tiny, "qwen3_vl").encode, gone, error=FileNotFoundError)
 
 
 def shuffle(prompt: Prompt, seed: int) -> Prompt:

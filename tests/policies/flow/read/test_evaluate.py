@@ -45,6 +45,7 @@ from tests.support.flow_policies import (
     requests,
     trace_of,
 )
+from tests.support.refused import refused
 from tests.support.rows import make_batch
 
 NFT = Forward(num_steps=4, times=TimeSampler("rollout", count=3)).at(0)
@@ -365,8 +366,7 @@ def test_noise_and_times_of_copies_belong_to_the_sample(tiny):
 def test_readings_that_mean_nothing_are_refused(tiny, plan, reading, message):
     policy = make(tiny("sd3"))
     rollouts = policy.rollout(requests(), plan)
-    with pytest.raises(ValueError, match=message):
-        policy.read(rollouts.trace, [reading], rollouts.action_mask)
+    refused(message, policy.read, rollouts.trace, [reading], rollouts.action_mask)
 
 
 def test_branches_of_one_trunk_and_step_have_one_origin(tiny):
@@ -382,8 +382,7 @@ def test_branches_of_one_trunk_and_step_have_one_origin(tiny):
 def test_join_refuses_copies_beside_steps(tiny):
     policy = make(tiny("sd3"))
     traces = [policy.rollout(requests(), plan).trace for plan in (NFT, Full(num_steps=4).at(0))]
-    with pytest.raises(ValueError, match="cannot train together"):
-        policy.join(traces)
+    refused("cannot train together", policy.join, traces)
 
 
 MASK = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0]])

@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build
-from mmrl.core.protocols import Policy
 from mmrl.core.readings import ROLLOUT_LOGPROBS, VELOCITY
 from mmrl.core.types import Prompt, Request, Tempering
 from mmrl.flow.dynamics import DPM2, ODE
@@ -28,17 +26,11 @@ from mmrl.policies.flow.write.generate import RemoteGenerator, chunks_of
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import WorkerProcess
-from mmrl.training.checkpoints.state import copy_state
 from tests.support.flow_policies import FAMILIES, LORA, PLANS, latents, make, prompts, requests, stir, trace_of
 from tests.support.refused import refused
-from tests.support.trainers import weights
+from tests.support.trainers import assert_resumes_ahead
 
 X, (CAT, DOGS, _) = Prompt("p", "x"), prompts()
-
-
-def test_it_is_a_policy(tiny):
-    policy = make(tiny("sd3"), ["ref"])
-    assert isinstance(policy, Policy) and policy.shadows == {"ref"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -176,8 +168,8 @@ def test_a_process_without_requests_has_no_rows(tiny):
 
 
 def test_missing_folders_are_named(tiny, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"policy\.lora\.adapter"):
-        make(tiny("sd3"), lora=LoraSettings(adapter=str(Path(tmp_path) / "none")))
+    nowhere = LoraSettings(adapter=str(tmp_path / "none"))
+    refused(r"policy\.lora\.adapter", make, tiny("sd3"), error=FileNotFoundError, lora=nowhere)
     refused("keeps the shadows", make, tiny("sd3"), ["old"])
 
 
@@ -265,20 +257,14 @@ def job() -> Iterator[Job]:
 
 
 def test_steps_beside_training_equal_those_after_a_kill_and_a_resume(job: Job):
-    metrics = [job.trainer.step() for _ in range(2)]
-    state = copy_state(job.trainer.state_dict())
-    metrics.append(job.trainer.step())
-    assert [one["rollout/staleness"] for one in metrics] == [0, 1, 1]
-    whole = weights(job)
-    job.trainer.load_state_dict(state)
-    assert not torch.equal(weights(job), whole)
-    crew = generator_of(job).crew
-    assert crew is not None
-    (sampler,) = crew.workers
-    assert isinstance(sampler, WorkerProcess) and sampler.pid is not None
-    os.kill(sampler.pid, signal.SIGKILL)
-    job.trainer.step()
-    assert torch.equal(weights(job), whole)
+    def kill() -> None:
+        crew = generator_of(job).crew
+        assert crew is not None
+        (sampler,) = crew.workers
+        assert isinstance(sampler, WorkerProcess) and sampler.pid is not None
+        os.kill(sampler.pid, signal.SIGKILL)
+
+    assert_resumes_ahead(job, kill)
 
 
 def test_another_process_draws_the_same_bits(job: Job):

@@ -330,16 +330,14 @@ def test_a_trained_folder_has_the_published_files(tiny, tmp_path: Path):
 
 def test_what_cannot_be_written_is_said(tiny, tmp_path: Path):
     heard = write_wav(tmp_path / "a.wav", [tone(1.0, 500)])
-    with pytest.raises(ValueError, match=r"takes no system prompt beside sounds: leave policy\.system_prompt empty"):
-        make(tiny("voxtral"), system_prompt="be brief").encode(Prompt("p", "?", (heard,)))
-    with pytest.raises(ValueError, match=r"prompt 'p': its text holds 2 marks \[AUDIO\] for 1 sounds"):
-        make(tiny("voxtral")).encode(Prompt("p", "[AUDIO]?", (heard,)))
+    told, plain = make(tiny("voxtral"), system_prompt="be brief"), make(tiny("voxtral"))
+    words = r"takes no system prompt beside sounds: leave policy\.system_prompt empty"
+    refused(words, told.encode, Prompt("p", "?", (heard,)))
+    refused(r"prompt 'p': its text holds 2 marks \[AUDIO\] for 1 sounds", plain.encode, Prompt("p", "[AUDIO]?", (heard,)))
     shutil.copytree(tiny("voxtral"), tmp_path / "bare")
     (tmp_path / "bare" / "tekken.json").unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"policy\.model '.*bare' has no tekken\.json, .*: put theirs beside config\.json"
-    ):
-        make(str(tmp_path / "bare"))
+    words = r"policy\.model '.*bare' has no tekken\.json, .*: put theirs beside config\.json"
+    refused(words, make, str(tmp_path / "bare"), error=FileNotFoundError)
 
 
 @pytest.mark.evidence

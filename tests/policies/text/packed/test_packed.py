@@ -36,6 +36,7 @@ from tests.policies.text.packed import run_team
 from tests.policies.text.packed.run_team import requests
 from tests.support.faults import Fault, message_of
 from tests.support.launcher import KINDS, Kind, both, results
+from tests.support.refused import refused
 from tests.support.text_policies import PACKING, gradients, logprobs, make, mixed, plain_model, prompts, text_trace
 
 CLOSE = 1e-12
@@ -242,8 +243,7 @@ def test_layers_that_go_around_the_attention_stop_the_reading(tiny):
     policy = make(tiny("qwen3_vl"), prefix="packed", sampling=Sampling(max_new_tokens=3))
     rollouts = policy.rollout(mixed())
     with_own_attention(policy.net.model)
-    with pytest.raises(RuntimeError, match=r"1 of the model's 2 layers .* set policy\.prefix = 'repeated'"):
-        logprobs(policy, rollouts)
+    refused(r"1 of the model's 2 layers .* set policy\.prefix = 'repeated'", logprobs, policy, rollouts, error=RuntimeError)
 
 
 BOUND = 2e-6
@@ -367,7 +367,6 @@ def test_the_gate_names_an_exchange_that_goes_wrong(tiny: Callable[[str], str], 
 
 
 def test_processes_heads_and_models_that_do_not_fit_are_refused(tiny: Callable[[str], str]):
-    with pytest.raises(ValueError, match=r"the processes of the run are 3: start a multiple of 2 .*cluster.trainers = 2"):
-        refuse_rest(2, 3)
+    refused(r"the processes of the run are 3: start a multiple of 2 .*cluster.trainers = 2", refuse_rest, 2, 3)
     with pytest.raises(ValueError, match=r"policy.context is 3, which does not divide the 4 heads of attention"):
         TextDryRun(TextPolicyConfig(tiny("qwen3_vl"), context=3))

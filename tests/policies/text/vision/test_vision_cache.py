@@ -116,9 +116,7 @@ def test_checkpointed_layers_and_half_precision_read_the_same_features(tiny: Cal
         ({"lora": LORA, "vision_cache_mib": 0}, False),
     ],
 )
-def test_features_are_kept_only_where_nothing_trains_that_computes_them(
-    tiny: Callable[[str], str], settings: dict[str, Any], keeps: bool
-):
+def test_features_are_kept_only_where_what_made_them_is_frozen(tiny: Callable[[str], str], settings: dict[str, Any], keeps: bool):
     policy = TextPolicy(TextPolicyConfig(tiny("qwen3_vl"), **settings))
     assert (policy.net.features is not None) == keeps
 

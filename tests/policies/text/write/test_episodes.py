@@ -284,12 +284,11 @@ def test_a_run_without_turns_asks_no_world(folder: str):
 
 def test_requests_and_models_that_worlds_cannot_answer_are_refused(tiny: Any, folder: str):
     policy = player(folder, Inline(looking))
-    with pytest.raises(ValueError, match="sets 'tempering', which samples of several turns cannot have"):
-        policy.rollout([replace(asked()[0], tempering=Tempering(0.5))])
-    with pytest.raises(ValueError, match=r"limits.tokens is 15, which two turns of policy.sampling.max_new_tokens = 8 exceed"):
-        player(folder, Inline(looking, Limits(tokens=15))).rollout(asked())
-    with pytest.raises(ValueError, match=r"policy.prefix is 'packed', and gemma3 cannot read the pictures of"):
-        player(tiny("gemma3"), Inline(looking), prefix="packed")
+    hot, close = [replace(asked()[0], tempering=Tempering(0.5))], player(folder, Inline(looking, Limits(tokens=15)))
+    refused("sets 'tempering', which samples of several turns cannot have", policy.rollout, hot)
+    refused(r"limits.tokens is 15, which two turns of policy.sampling.max_new_tokens = 8 exceed", close.rollout, asked())
+    words = r"policy.prefix is 'packed', and gemma3 cannot read the pictures of"
+    refused(words, player, tiny("gemma3"), Inline(looking), prefix="packed")
 
 
 SAID = "look here"

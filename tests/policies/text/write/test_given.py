@@ -18,6 +18,7 @@ from mmrl.core.types import Dialogue, Given, Prefix, Prompt, Request, Rollouts, 
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.training.collect import merge_rollouts
+from tests.support.refused import refused
 from tests.support.rows import scores
 from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, make, prompts, text_of, text_trace
 from tests.support.videos import write_video
@@ -174,8 +175,7 @@ def test_notes_are_no_samples(tiny: Tiny):
     ],
 )
 def test_requests_that_contradict_themselves(tiny: Tiny, changes: dict[str, Any], said: str):
-    with pytest.raises(ValueError, match=said.replace("|", r"\|")):
-        make(tiny("qwen2_5_vl")).rollout([asked(prompts()[0], **changes)])
+    refused(said.replace("|", r"\|"), make(tiny("qwen2_5_vl")).rollout, [asked(prompts()[0], **changes)])
 
 
 PICTURE, PART = Image.new("RGB", (56, 56), (200, 30, 30)), Image.new("RGB", (84, 56), (20, 30, 200))
@@ -281,7 +281,6 @@ def test_lists_of_messages_become_dialogues_and_bad_ones_are_refused():
         ([chat[1], says("critic", "no"), chat[3]], "takes turns with user or tool"),
         ([chat[1], chat[2], says("assistant", " ")], "turn 2 of its dialogue is ' ': it must be a text"),
     ):
-        with pytest.raises(ValueError, match=words):
-            Taught().check_prompts([replace(ASKED, columns={"completion": bad})])
+        refused(words, Taught().check_prompts, [replace(ASKED, columns={"completion": bad})])
     with pytest.raises(ValueError, match="turns is 'last', and none of the 1 completions"):
         Taught(turns="last").check_prompts([replace(ASKED, columns={"completion": "a"})])

@@ -24,8 +24,9 @@ from mmrl.policies.text.write.generate import LocalGenerator, RemoteGenerator
 from mmrl.runtime.blame import UnavailableError
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.fake_engines import engines
+from tests.support.refused import refused
 from tests.support.text_policies import mixed, samples_of, text_trace
-from tests.support.trainers import weights
+from tests.support.trainers import assert_resumes_ahead, weights
 
 TINY = [
     "steps=3",
@@ -53,15 +54,7 @@ def job() -> Iterator[Job]:
 
 
 def test_steps_beside_training_equal_those_after_a_resume(job: Job):
-    metrics = [job.trainer.step() for _ in range(2)]
-    state = copy_state(job.trainer.state_dict())
-    metrics.append(job.trainer.step())
-    assert [one["rollout/staleness"] for one in metrics] == [0, 1, 1]
-    whole = weights(job)
-    job.trainer.load_state_dict(state)
-    assert not torch.equal(weights(job), whole)
-    job.trainer.step()
-    assert torch.equal(weights(job), whole)
+    assert_resumes_ahead(job)
 
 
 def test_another_process_writes_the_same_bits(job: Job, monkeypatch: pytest.MonkeyPatch):
@@ -82,8 +75,7 @@ def test_another_process_writes_the_same_bits(job: Job, monkeypatch: pytest.Monk
     held, generator.version = generator.version, generator.version + 1
     words = rf"was to use weights of version {held + 1}, and the memory .* holds {held} to {held}"
     try:
-        with pytest.raises(UnavailableError, match=words):
-            policy.rollout(mixed())
+        refused(words, policy.rollout, mixed(), error=UnavailableError)
     finally:
         generator.version = held
 

@@ -24,6 +24,7 @@ from mmrl.policies.text.policy import TextPolicy
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.support.faults import trainer_of
+from tests.support.refused import refused
 from tests.support.rows import scores
 from tests.support.text_policies import (
     FP32_BOUND,
@@ -83,8 +84,7 @@ def test_a_stored_row_keeps_its_turns(policy: Any):
     read = logprobs(policy, again).detach()[0, : len(row.tokens)]
     torch.testing.assert_close(read, torch.tensor(row.logprobs), atol=FP32_BOUND, rtol=0)
     late = replace(again, action_mask=torch.ones_like(again.action_mask))
-    with pytest.raises(ValueError, match=rf"but for the {len(asked)} of the environment from place {len(row.tokens)} on, where"):
-        audit_rollouts(policy, late)
+    refused(rf"but for the {len(asked)} of the environment from place {len(row.tokens)} on, where", audit_rollouts, policy, late)
 
 
 def test_without_its_record_a_stored_row_is_unknown(policy: Any):
@@ -97,8 +97,7 @@ def test_without_its_record_a_stored_row_is_unknown(policy: Any):
 @pytest.mark.parametrize("change", [{"written": None}, {"count": 2}, {"role": "policy"}])
 def test_half_a_stored_row_is_refused(policy: Any, change: dict[str, Any]):
     request = replace(stored(policy.rollout(mixed()), 0), **change)
-    with pytest.raises(ValueError, match=r"replays a row of an earlier step: give it as Request\.written, role 'replayed'"):
-        policy.rollout([request])
+    refused(r"replays a row of an earlier step: give it as Request\.written, role 'replayed'", policy.rollout, [request])
 
 
 def test_a_reading_at_a_temperature_divides_the_logits(policy: Any):
@@ -397,8 +396,8 @@ def test_a_world_that_breaks_on_the_way_fails_its_row_alone(folder: str, first: 
 
 
 def test_branches_without_a_world_that_repeats_are_refused(folder: str, first: Rollouts):
+    asks = [request(first, 0, 1)]
     for policy in (make(folder), player(folder, Inline(showing, LIMITS, repeats=False))):
-        with pytest.raises(ValueError, match="goes on from a turn of another episode, which takes a world that repeats: take an"):
-            policy.rollout([request(first, 0, 1)])
-    with pytest.raises(ValueError, match="sets 'tempering', which samples of several turns cannot have"):
-        player(folder, Inline(showing, LIMITS)).rollout([replace(request(first, 0, 1), turns=2, tempering=Tempering(0.5))])
+        refused("goes on from a turn of another episode, which takes a world that repeats: take an", policy.rollout, asks)
+    policy, hot = player(folder, Inline(showing, LIMITS)), [replace(asks[0], turns=2, tempering=Tempering(0.5))]
+    refused("sets 'tempering', which samples of several turns cannot have", policy.rollout, hot)
