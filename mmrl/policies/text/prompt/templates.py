@@ -93,8 +93,8 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequ
     rest = iter(clips)
     for i, text in enumerate(texts):
         if i and clips and markers[i - 1] == "video":
-            stamps = ({"type": "text", "text": f"<{time:.1f} seconds>"} for time in next(rest).times)
-            parts += [part for stamp in stamps for part in (stamp, {"type": "image"})]
+            for time in next(rest).times:
+                parts.extend(({"type": "text", "text": f"<{time:.1f} seconds>"}, {"type": "image"}))
         elif i:
             parts.append({"type": markers[i - 1]})
         if text:
