@@ -17,7 +17,7 @@ from mmrl.core.protocols import Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch, Credit, Reading, Rollouts, Scores
 from mmrl.runtime.blame import UnavailableError
-from mmrl.training.ahead.producer import Producer
+from mmrl.training.ahead.producer import Producer, check_lag
 from mmrl.training.batches import Batches, idle_rows, leave_out
 from mmrl.training.callbacks import Callback, Callbacks, Examples
 from mmrl.training.checkpoints.save import Checkpoints, looks_whole
@@ -96,7 +96,7 @@ class Trainer:
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
         self.ranks = drive(ranks or Ranks(), self.optimizer)
-        check_processes(algorithm, settings, self.ranks)
+        check_processes(policy, algorithm, rewards, settings, self.ranks)
         self.evaluator, self.checkpoints, self.records, self.goal = evaluator, records.checkpoints, records, records.goal
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
@@ -335,9 +335,11 @@ def pass_on(algorithm: Algorithm, step: int, updates: Sequence[Mapping[str, floa
     return measured
 
 
-def check_processes(algorithm: Algorithm, settings: TrainSettings, ranks: Ranks) -> None:
-    """Raise ValueError for an objective or an optimizer that cannot be shared by several processes."""
+def check_processes(policy: Policy, algorithm: Algorithm, rewards: RewardRunner, settings: TrainSettings, ranks: Ranks) -> None:
+    """Raise ValueError for an objective or an optimizer that processes cannot share, and for samples not to be had ahead."""
     check_optimizer(settings.optimizer, ranks)
+    if settings.ahead:
+        check_lag(policy, rewards, algorithm, settings, ranks)
     if ranks.world > 1 and algorithm.scope == "batch":
         raise ValueError(
             "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would choose "

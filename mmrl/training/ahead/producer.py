@@ -150,8 +150,6 @@ class Producer:
     def __post_init__(self) -> None:
         one, settings = self.collector, self.collector.settings
         self.ahead = settings.ahead
-        if self.ahead:
-            check_lag(one.policy, one.rewards, one.algorithm, settings, self.trainers)
         self._lag = Lag(settings.ahead, settings.steps, settings.save_every if settings.ahead_drain else 0)
         self._versions = Versions(one.policy)
         self._moved = Condition()

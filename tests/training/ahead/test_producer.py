@@ -22,6 +22,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.learned import Thompson
 from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.run.signals import listen
+from mmrl.core.ranks import Ranks
 from mmrl.core.readings import WEIGHTS_VERSION
 from mmrl.core.samples import Scored
 from mmrl.core.types import Group, Rollouts
@@ -243,7 +244,7 @@ def test_errors_of_the_thread_reach_the_trainer_with_their_trace():
     assert "sample_and_score" in [frame.name for frame in traceback.extract_tb(raised.value.__cause__.__traceback__)]
 
 
-def test_what_cannot_be_sampled_ahead_is_refused():
+def test_what_cannot_be_sampled_ahead_is_refused(monkeypatch: pytest.MonkeyPatch):
     class Remembers:
         def __call__(self, group: Group) -> list[float]:
             return fakes.right_letter(group)
@@ -253,14 +254,16 @@ def test_what_cannot_be_sampled_ahead_is_refused():
 
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
-    with pytest.raises(ValueError, match="ahead is 2, and the algorithm allows 1: nothing in it corrects"):
-        make(2, algorithm=replace(corrected(), importance=()))
-    refused("FakeTextPolicy writes with the network that trains", make, 1, policy=fakes.FakeTextPolicy())
-    refused(r"reward 'letter' has a state_dict, .* set ahead = 0", make, 1, function=Remembers())
-    refused("of a run with ahead = 0, and this one has 1: set ahead = 0", make(1).load_state_dict, make(0).state_dict())
     peeking = type("Peeks", (Once,), {"asked": lambda self, request: [replace(request, view="blind")]})
     peeks = make(1, algorithm=replace(corrected(), planner=peeking()))
     refused("Peeks asks for samples of the view 'blind', .* set ahead = 0", peeks.fit)
+    refused("of a run with ahead = 0, and this one has 1: set ahead = 0", make(1).load_state_dict, make(0).state_dict())
+    monkeypatch.setattr(Ranks, "apart", lambda ranks: pytest.fail("a group for threads was made"))
+    refused(
+        "ahead is 2, and the algorithm allows 1: nothing in it corrects", make, 2, algorithm=replace(corrected(), importance=())
+    )
+    refused("FakeTextPolicy writes with the network that trains", make, 1, policy=fakes.FakeTextPolicy())
+    refused(r"reward 'letter' has a state_dict, .* set ahead = 0", make, 1, function=Remembers())
 
 
 PROMPTS = 4
