@@ -1,6 +1,6 @@
 """An algorithm is data: which part sits in which slot, and the one formula that joins them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, Never, TypeVar, cast
 
@@ -18,6 +18,7 @@ from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, State
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, Counts, Prompt, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
+from mmrl.runtime.blame import refuse_where
 from mmrl.runtime.ranges import Count, Range, check_ranges
 
 Part = TypeVar("Part")
@@ -28,6 +29,8 @@ NO_COPIES = ("policy", "old", "rollout", "start", "teacher", OF_SCORES)
 """These need no copy of the weights: `old` and `start` are read before the first update, `rollout` was recorded while sampling,
 and teachers are adapters of the policy, or models of their own."""
 
+NO_TOKENS = PolicyHooks.vocabulary
+"""What a class of policies has that cannot take up rows of an earlier step again."""
 MOST_ROLLOUTS = 2**20
 """Of one step."""
 
@@ -212,40 +215,27 @@ class Algorithm:
             with_hooks(part, PartHooks).check_prompts(prompts)
 
     def check(self, policy: Policy[Never]) -> None:
-        """Refuse at build time a combination that would train on nonsense.
+        """Raises ValueError where a part asks for more than the policy can do."""
+        self.check_kind(type(policy), policy.offers)
 
-        Raises:
-            ValueError: a part reads what the policy cannot evaluate, a weight reads moving weights, the sampler would be
-                compared with itself, or a group is too small to be compared with itself.
-        """
-        cut = [reading.quantity for reading in self.live_reads if reading.quantity.startswith("group_")]
-        if cut:
-            raise ValueError(f"the objective reads {cut} under moving weights, where groups may be cut: read model='old' instead")
+    def check_kind(self, kind: type, offers: Set[str]) -> None:
+        """Raises ValueError where a part asks for more than a policy of this class can do that offers these quantities."""
         asked = [reading for reading in self.all_reads if reading.model != OF_SCORES]
-        missing = sorted({reading.quantity for reading in asked} - policy.offers)
-        if missing:
-            raise ValueError(f"the algorithm reads {missing}; {type(policy).__name__} offers {sorted(policy.offers)}")
-        refuse_missing_ability(self, asked, policy)
-        looking = [(part, part.reads) for part in (self.aggregation, *self.importance, *self.shaping)]
-        for part, reads in [*looking, (self.advantage, self.advantage_reads)]:
-            moving = [reading.quantity for reading in reads if reading.model == "policy"]
-            if moving:
-                raise ValueError(
-                    f"{type(part).__name__} reads {moving} under the policy's moving weights; "
-                    "weights, shaping and advantages are fixed before the first update: read model='old' instead"
-                )
-        from_sampler = [reading.quantity for reading in self.all_reads if reading.model == "rollout"]
-        if from_sampler and self.old == "recorded":
-            raise ValueError(
-                f"a part compares the sampler's {from_sampler} with the old weights', but algorithm.old is 'recorded', "
-                "which makes them the same: set algorithm.old = 'reread'"
-            )
-        least = with_hooks(self.advantage, AdvantageHooks).min_group_size
-        if self.group_size < least:
-            raise ValueError(
-                f"algorithm.group_size is {self.group_size}, but {type(self.advantage).__name__} compares the samples of a "
-                f"group with each other and needs at least {least}: set algorithm.group_size = 8"
-            )
+        missing = sorted({reading.quantity for reading in asked} - offers)
+        heat = next((reading.temperature for reading in asked if reading.temperature is not None), None)
+        switched = {type(term): after for _, term in self.objective if (after := with_hooks(term, TermHooks).rebase_after)}
+        rebasing, after = next(iter(switched.items()), (Term, 0))
+        reasons = {
+            f"the algorithm reads {missing}; {kind.__name__} offers {sorted(offers)}: take other parts": bool(missing),
+            f"the algorithm reads at temperature {heat}, which {kind.__name__} cannot: take another algorithm.preset": (
+                heat is not None and not with_hooks(kind, PolicyHooks).reads_at_temperatures
+            ),
+            f"{rebasing.__name__} changes its reference after step {after}, which {kind.__name__} cannot: set its `switch` to 0, "
+            "or take another algorithm.preset": after > 0 and not defines(kind, PolicyHooks.end_step),
+            f"{type(self.planner).__name__} trains rows of earlier steps again, token by token, and {kind.__name__} writes no "
+            "tokens: take another algorithm.planner": self.replays and getattr(kind, "vocabulary", NO_TOKENS) is NO_TOKENS,
+        }
+        refuse_where("", reasons)
 
     def trainable(self, rollouts: Rollouts) -> Bool[Tensor, "n t"]:
         """The action mask after every mask part."""
@@ -290,7 +280,27 @@ def part_with_length(part: Part, length: int) -> Part:
 
 
 def refuse_unfit(algorithm: Algorithm, num_prompts: int) -> None:
-    """Raise ValueError for parts that do not go together, and for more than MOST_ROLLOUTS rollouts in a step."""
+    """Raise ValueError for parts that would train on nonsense or do not go together, and for more than MOST_ROLLOUTS rollouts.
+
+    Nonsense is a weight that moves, a sampler or a lone sample compared with itself.
+    """
+    fixed = (algorithm.aggregation, *algorithm.importance, *algorithm.shaping)
+    looking = [*((part, part.reads) for part in fixed), (algorithm.advantage, algorithm.advantage_reads)]
+    moving = {type(part).__name__: one.quantity for part, reads in looking for one in reads if one.model == "policy"}
+    kind, read = next(iter(moving.items()), ("", ""))
+    cut = [one.quantity for one in algorithm.live_reads if one.quantity.startswith("group_")]
+    from_sampler = [one.quantity for one in algorithm.all_reads if one.model == "rollout"]
+    least = with_hooks(algorithm.advantage, AdvantageHooks).min_group_size
+    reasons = {
+        f"the objective reads {cut} under moving weights, where groups may be cut: read model='old' instead": bool(cut),
+        f"{kind} reads {read} under the policy's moving weights; weights, shaping and advantages are fixed before the first "
+        "update: read model='old' instead": bool(moving),
+        f"a part compares the sampler's {from_sampler} with the old weights', but algorithm.old is 'recorded', which makes them "
+        "the same: set algorithm.old = 'reread'": bool(from_sampler) and algorithm.old == "recorded",
+        f"algorithm.group_size is {algorithm.group_size}, but {type(algorithm.advantage).__name__} compares the samples of a "
+        f"group with each other and needs at least {least}: set algorithm.group_size = 8": algorithm.group_size < least,
+    }
+    refuse_where("", reasons)
     own = (algorithm.advantage, algorithm.aggregation, *algorithm.shaping, algorithm.planner)
     for part in (*own, *(term for _, term in algorithm.objective)):
         with_hooks(part, Beside).check_beside(algorithm)
@@ -298,32 +308,4 @@ def refuse_unfit(algorithm: Algorithm, num_prompts: int) -> None:
         raise ValueError(
             f"a step with prompts_per_step = {num_prompts} and algorithm.group_size = {algorithm.group_size} has "
             f"{num_prompts * algorithm.group_size} rollouts, and at most {MOST_ROLLOUTS} are held in memory: lower one of them"
-        )
-
-
-def refuse_missing_ability(algorithm: Algorithm, readings: Sequence[Reading], policy: Policy[Never]) -> None:
-    """Raise ValueError if a reading's temperature or replayed rows need more than the policy can do."""
-    able, planner = with_hooks(policy, PolicyHooks), with_hooks(algorithm.planner, PlannerHooks)
-    tempered = [reading for reading in readings if reading.temperature is not None]
-    if tempered and not able.reads_at_temperatures:
-        raise ValueError(
-            f"the algorithm reads {tempered[0].quantity} at temperature {tempered[0].temperature:g}, which "
-            f"{type(policy).__name__} cannot: take another algorithm.preset"
-        )
-    rebasing = {type(term): after for _, term in algorithm.objective if (after := with_hooks(term, TermHooks).rebase_after)}
-    if rebasing and not defines(policy, PolicyHooks.end_step):
-        kind, after = next(iter(rebasing.items()))
-        raise ValueError(
-            f"{kind.__name__} changes its reference after step {after}, which "
-            f"{type(policy).__name__} cannot: set its `switch` to 0, or take another algorithm.preset"
-        )
-    if planner.heats_tokens and not able.exact_sampler:
-        raise ValueError(
-            f"{type(algorithm.planner).__name__} draws every token at a temperature of its own, which no server of "
-            "[policy.engine] does: remove that table, or set algorithm.planner.kind = 'Once'"
-        )
-    if algorithm.replays and not able.vocabulary:
-        raise ValueError(
-            f"{type(algorithm.planner).__name__} trains rows of earlier steps again, token by token, and "
-            f"{type(policy).__name__} writes no tokens: take another algorithm.planner"
         )

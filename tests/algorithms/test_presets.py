@@ -104,15 +104,15 @@ def reading(part: type, read: Reading) -> Any:
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        (Algorithm(importance=(reading(HighEntropy, ENTROPY),)), r"\['entropy'\] under the policy's moving weights.*model='old'"),
-        (Algorithm(advantage=reading(Halves, LOGPROBS)), r"Moving reads \['logprobs'\] under the policy's moving weights"),
+        (Algorithm(importance=(reading(HighEntropy, ENTROPY),)), "entropy under the policy's moving weights.*model='old'"),
+        (Algorithm(advantage=reading(Halves, LOGPROBS)), "Moving reads logprobs under the policy's moving weights"),
         (Algorithm(objective=((1.0, reading(Surprise, GROUP_DIVERGENCE._replace(model="policy"))),)), "under moving weights"),
         (replace(PRESETS["mc_grpo"], group_size=2), r"group_size is 2, but MedianNorm compares .* needs at least 3"),
     ],
     ids=["weight", "advantage", "term of groups", "group of two"],
 )
 def test_readings_of_moving_weights_and_too_few_samples_are_refused(algorithm: Algorithm, said: str):
-    refused(said, algorithm.check, offering("logprobs", "entropy", "group_divergence"))
+    refused(said, algorithm.check_step, 8)
 
 
 SETTINGS: list[tuple[Callable[[], Any], str]] = [
@@ -142,11 +142,11 @@ def test_settings_that_would_do_nothing_or_overflow_are_refused(made: Callable[[
 @for_each("name", sorted(set(TEXT_PRESETS) - ALONE))
 def test_check_refuses_a_group_of_one(name):
     with pytest.raises(ValueError, match=r"algorithm.group_size is 1, but .* needs at least \d"):
-        replace(PRESETS[name], group_size=1).check(offering("logprobs", "entropy"))
+        replace(PRESETS[name], group_size=1).check_step(64)
 
 
 def test_a_lone_sample_is_allowed_where_nothing_is_compared():
-    Algorithm(advantage=GroupNorm(scale="batch", singleton="reward"), group_size=1).check(offering("logprobs"))
+    Algorithm(advantage=GroupNorm(scale="batch", singleton="reward"), group_size=1).check_step(8)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_a_lone_sample_is_allowed_where_nothing_is_compared():
 )
 def test_check_refuses_to_compare_the_sampler_with_itself(changes):
     algorithm = replace(PRESETS["grpo"], **changes)
-    refused(r"set algorithm\.old = 'reread'", algorithm.check, offering("logprobs"))
-    replace(algorithm, old="reread").check(offering("logprobs"))
+    refused(r"set algorithm\.old = 'reread'", algorithm.check_step, 8)
+    replace(algorithm, old="reread").check_step(8)
 
 
 def test_an_algorithm_says_what_it_reads():

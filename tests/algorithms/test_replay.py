@@ -11,7 +11,6 @@ from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import BetweenReferences
-from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.extra_samples import ByDoubt
 from mmrl.algorithms.planners.replay import Kept, ReplayGroups, ReplayInformative, RowBuffer
 from mmrl.algorithms.presets import PRESETS
@@ -269,14 +268,6 @@ def test_tokens_are_drawn_hotter_where_the_step_before_was_unsure():
     credit = Credit(torch.zeros(rows.action_mask.shape), torch.ones(len(rows), dtype=torch.bool))
     code.watch(1, replace(rows, recorded={OLD_ENTROPY: entropy}), scores(torch.zeros(len(rows), 1)), credit)
     assert code.heat is not None and float(code.heat.factor(entropy[rows.action_mask]).min()) >= 1
-
-
-def test_servers_do_not_know_temperatures_of_tokens():
-    class Elsewhere(FakeTextPolicy):
-        exact_sampler = False
-
-    refused(r"ByDoubt draws every token.*\[policy\.engine\].*planner\.kind = 'Once'", PRESETS["hapo"].check, Elsewhere())
-    replace(PRESETS["hapo"], planner=Once()).check(Elsewhere())
 
 
 def seen(prompt: str, *media: Any, said: Any = None) -> Kept:

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -177,6 +177,10 @@ class Modality(ABC, Generic[Settings, Model]):
     @abstractmethod
     def adapt_algorithm(self, algorithm: Algorithm, policy: Settings, label: str, prompts: Sequence[Prompt] = ()) -> Algorithm:
         """The algorithm as this run uses it; ValueError if it is not for this kind of policy or these training prompts."""
+
+    @abstractmethod
+    def able(self, policy: Settings) -> tuple[type[Model], Set[str]]:
+        """The class of the policy and the quantities that it will offer, as far as its settings tell."""
 
     def look_around(self, policy: Settings, algorithm: Algorithm, episodes: Limits | None = None) -> None:
         """Look, before anything is loaded, whether what the policy needs besides its model is there.

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -149,6 +149,11 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         check_parts(algorithm, policy, sketch, label)
         refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
         return measured_apart(algorithm, label)
+
+    def able(self, policy: FlowPolicyConfig) -> "tuple[type[FlowPolicy], Set[str]]":
+        from mmrl.policies.flow.policy import QUANTITIES, FlowPolicy
+
+        return FlowPolicy, QUANTITIES
 
     def build(self, policy: FlowPolicyConfig, needs: PolicyNeeds) -> "FlowPolicy":
         from diffusers.utils import logging

@@ -1,6 +1,6 @@
 """Policies that write text, and those that draw by tokens, as the commands see them."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
 TASKS = {"image": "image-text-to-text", "audio": "audio-text-to-text"}
 """Kind of media that a model takes -> the hub's word for what it does; the first counts."""
-
-
-def refuse_cut_samples(policy: TextPolicyConfig, old: str) -> None:
-    """Raise ValueError where an engine's log-probabilities are to be trained on, and they are of a distribution that was cut."""
-    sampling = policy.sampling
-    cut = [name for name, whole in (("top_p", 1), ("top_k", 0), ("min_p", 0)) if getattr(sampling, name) != whole]
-    if policy.engine is not None and cut and old == "recorded":
-        raise ValueError(
-            f"policy.sampling.{cut[0]} is {getattr(sampling, cut[0])}, and an engine notes the log-probabilities of what that "
-            'leaves, which algorithm.old = "recorded" would train on: set algorithm.old = "reread", or leave the filter out'
-        )
 
 
 class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
@@ -67,16 +56,30 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
     def adapt_algorithm(
         self, algorithm: Algorithm, policy: TextPolicyConfig, label: str, prompts: Sequence[Prompt] = ()
     ) -> Algorithm:
+        planner, sampling = with_hooks(algorithm.planner, PlannerHooks), policy.sampling
+        cut = [name for name, whole in (("top_p", 1), ("top_k", 0), ("min_p", 0)) if getattr(sampling, name) != whole]
         reasons = {
             f"has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is 'text': take a preset "
             'for text such as grpo, or set policy.kind = "flow" for an image generator': algorithm.schedule is not None,
             f"looks at samples of few denoising steps first ({type(algorithm.planner).__name__}), but policy.kind is 'text', "
-            'which has none: set algorithm.planner.kind = "Once"': with_hooks(algorithm.planner, PlannerHooks).scouts,
+            'which has none: set algorithm.planner.kind = "Once"': planner.scouts,
+            f"draws every token at a temperature of its own ({type(algorithm.planner).__name__}), which no server of "
+            "[policy.engine] does: remove that table, or set algorithm.planner.kind = 'Once'": (
+                planner.heats_tokens and policy.engine is not None
+            ),
+            f"trains on what an engine notes, the log-probabilities of what policy.sampling.{' and '.join(cut)} leaves: set "
+            'algorithm.old = "reread", or leave the filter out': (
+                policy.engine is not None and bool(cut) and algorithm.old == "recorded"
+            ),
         }
         refuse_where(f"algorithm {label} ", reasons)
-        refuse_cut_samples(policy, algorithm.old)
         algorithm = with_teachers(algorithm, policy, label, prompts)
         return algorithm.with_length(policy.sampling.max_new_tokens)
+
+    def able(self, policy: TextPolicyConfig) -> "tuple[type[TextPolicy], Set[str]]":
+        from mmrl.policies.text.policy import TextPolicy, quantities
+
+        return TextPolicy, quantities(policy)
 
     def look_around(self, policy: TextPolicyConfig, algorithm: Algorithm, episodes: Limits | None = None) -> None:
         from mmrl.engine.facts import look_at_engine
@@ -215,6 +218,11 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
         refuse_where(f"algorithm {label} ", reasons)
         refuse_comparisons(algorithm, label, self.name)
         return measured_apart(algorithm, label).with_length(policy.plan_tokens + family_of_model(policy).num_codes)
+
+    def able(self, policy: CodePolicyConfig) -> "tuple[type[CodePolicy], Set[str]]":
+        from mmrl.policies.codes.policy import QUANTITIES, CodePolicy
+
+        return CodePolicy, QUANTITIES
 
     def build(self, policy: CodePolicyConfig, needs: PolicyNeeds) -> "CodePolicy":
         from mmrl.policies.codes.policy import CodePolicy

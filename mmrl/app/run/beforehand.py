@@ -217,8 +217,21 @@ def check_environment(config: RunConfig, ranks: Ranks) -> None:
     if not isinstance(policy, TextPolicyConfig):
         raise ValueError(f"policy.kind is {modality_of(policy).name!r}, whose samples have no turns: remove [environment]")
     room, longest = environment.limits.tokens, policy.sampling.max_new_tokens
-    refuse_views_and_replays(config, ranks)
+    algorithm, label = config.algorithm.algorithm, config.algorithm.label
     reasons = {
+        f"algorithm {label} shows prompts under views, and worlds answer plain samples: take another algorithm": (
+            bool({*algorithm.views} - {SEEN})
+        ),
+        f"algorithm {label} tells a teacher what another sample wrote, and what the world showed it cannot be told: take another "
+        "view of FollowTeacher, or leave [environment] out": TAUGHT in algorithm.all_reads and SEEN in algorithm.views,
+        f"algorithm {label} trains rows of earlier steps again, of which one process keeps what the world showed, and the run "
+        f"has {ranks.world}: start one, take another algorithm.planner, or leave [environment] out": (
+            algorithm.replays and ranks.world > 1
+        ),
+        f"algorithm.planner {type(algorithm.planner).__name__} shows prompts with hints, begins samples or changes their "
+        "temperature, and worlds answer plain samples: take another planner, or leave [environment] out": (
+            not with_hooks(algorithm.planner, PlannerHooks).samples_plainly
+        ),
         "the weights are sharded, and all processes would have to write equally many turns: run [environment] on one GPU, or on "
         "processes that each hold all weights": ranks.is_sharded,
         f"environment.limits.tokens is {room}, and two turns of policy.sampling.max_new_tokens = {longest} need {2 * longest}: "
@@ -253,27 +266,6 @@ def refuse_missing_environment(config: RunConfig) -> None:
             f"algorithm.preset is {algorithm.preset!r}, a method of samples of several turns, and the run has no environment: "
             'write [environment] with use = "zoom" or one of yours, or set algorithm.needs_turns = false'
         )
-
-
-def refuse_views_and_replays(config: RunConfig, ranks: Ranks) -> None:
-    """Raise ValueError for a method whose samples are no plain ones of this step: worlds answer such alone."""
-    algorithm, label = config.algorithm.algorithm, config.algorithm.label
-    reasons = {
-        f"algorithm {label} shows prompts under views, and worlds answer plain samples: take another algorithm": (
-            bool({*algorithm.views} - {SEEN})
-        ),
-        f"algorithm {label} tells a teacher what another sample wrote, and what the world showed it cannot be told: take another "
-        "view of FollowTeacher, or leave [environment] out": TAUGHT in algorithm.all_reads and SEEN in algorithm.views,
-        f"algorithm {label} trains rows of earlier steps again, of which one process keeps what the world showed, and the run "
-        f"has {ranks.world}: start one, take another algorithm.planner, or leave [environment] out": (
-            algorithm.replays and ranks.world > 1
-        ),
-        f"algorithm.planner {type(algorithm.planner).__name__} shows prompts with hints, begins samples or changes their "
-        "temperature, and worlds answer plain samples: take another planner, or leave [environment] out": (
-            not with_hooks(algorithm.planner, PlannerHooks).samples_plainly
-        ),
-    }
-    refuse_where("", reasons)
 
 
 def look_at_scoring(config: RunConfig, loaded: Loaded, trained: Sequence[Prompt], asked: Sequence[Prompt]) -> None:

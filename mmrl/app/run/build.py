@@ -129,7 +129,6 @@ def build(
     else:
         policy = after.policy
         with_hooks(policy, PolicyHooks).begin_stage(shadows_of(config, algorithm), algorithm.ema_decay, algorithm.views)
-    algorithm.check(policy)
     modality.warn_after_load(policy, algorithm, config.evaluation, looked_at)
     if accelerator is not None and after is None:
         policy.prepare(accelerator)
@@ -263,7 +262,9 @@ def adapted(config: RunConfig, prompts: Prompts) -> Algorithm:
     sequence are looked at, of a stream the beginning."""
     algorithm, known = config.algorithm.algorithm, prompts if isinstance(prompts, Sequence) else first_prompts(prompts)
     algorithm.check_prompts(known)
-    return config.modality.adapt_algorithm(algorithm, config.policy, config.algorithm.label, known)
+    fitted = config.modality.adapt_algorithm(algorithm, config.policy, config.algorithm.label, known)
+    fitted.check_kind(*config.modality.able(config.policy))
+    return fitted
 
 
 def policy_of_run(config: RunConfig, algorithm: Algorithm, worlds: Worlds | None) -> Policy:

@@ -62,6 +62,12 @@ __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTr
 T = TypeVar("T")
 
 
+def quantities(config: TextPolicyConfig) -> frozenset[str]:
+    """All that is offered with these settings, by a model that shows its attention."""
+    scores = {SCORE + axis for axis in config.scores} | {VALUE.quantity} & set(config.scores)
+    return QUANTITIES | LOOKS | COMPARED | {ANSWERS} | scores
+
+
 class TextPolicy(PolicyHooks):
     """Any model of transformers that writes text. An action is a token of the completion.
 
@@ -76,7 +82,7 @@ class TextPolicy(PolicyHooks):
     Raises what `loading.load` and Weights raise.
     """
 
-    offers, reads_at_temperatures = QUANTITIES | LOOKS | COMPARED | {ANSWERS}, True
+    reads_at_temperatures = True
 
     def __init__(
         self,
@@ -104,9 +110,7 @@ class TextPolicy(PolicyHooks):
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
         unseen = frozenset[str]() if shows_attention(loaded.model) else RHYTHM
-        self.offers = (
-            TextPolicy.offers - unseen | {SCORE + axis for axis in config.scores} | {VALUE.quantity} & set(config.scores)
-        )
+        self.offers = quantities(config) - unseen
         self.net.shares = shares_prompts(loaded.model, config)
         self.teachers = Teachers(self, lambda one: TextPolicy(one, parts=parts.of_reader()), parts.asked)
 

@@ -55,12 +55,6 @@ def make(empty_desk: None) -> Make:
     return lambda *words: configs.load("tiny/image", words)
 
 
-def test_refused_by_the_algorithm(make: Make):
-    refused("GroupNorm compares the samples of a group .* needs at least 2", build, make("algorithm.group_size=1"))
-    without_old = make("algorithm.preset=vespo", "algorithm.objective.0.sampler=true")
-    refused("set algorithm.old = 'reread'", build, without_old)
-
-
 def test_the_family_fills_in_the_box_space_and_the_run_its_length(make: Make):
     job = build(make("algorithm.preset=dr_grpo"))
     runner = job.trainer.collector.rewards
