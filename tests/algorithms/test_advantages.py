@@ -304,11 +304,6 @@ def test_an_anchor_leaves_a_signal_where_rewards_are_equal():
     assert found.tolist() == [[1.0, 1.0, 0.0]] * 4
 
 
-def test_later_rewards_count_for_earlier_steps():
-    values = StepRewards(gamma=0.5).values_of(torch.tensor([[0.0, 0.0, 8.0]]))
-    assert values.tolist() == [[2.0, 4.0, 8.0]]
-
-
 def test_a_row_that_failed_leaves_its_group():
     broken = REWARDS.clone()
     broken[0, 1] = torch.nan

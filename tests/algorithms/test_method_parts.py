@@ -10,10 +10,10 @@ from torch import Tensor
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, answers
 from mmrl.algorithms.advantages.entropy import EntropyControl
 from mmrl.algorithms.advantages.group import GroupNorm, Halves, Strata, TokenAverage, VirtualBest
-from mmrl.algorithms.advantages.spread import BetaNorm, WhereLengthPays, WhereSpread
+from mmrl.algorithms.advantages.spread import BetaNorm, WhereSpread
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.miners import BestAndWorst, Difficulty
-from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, Rec
+from mmrl.algorithms.objectives.off_policy import NegativeAwareText
 from mmrl.algorithms.objectives.regression import Discriminative, TrustHinge
 from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.presets import PRESETS
@@ -65,17 +65,6 @@ def test_rewards_beyond_one_are_refused(part: Advantage, said: str):
     refused(said, values, part, [0.0, 2.0], rows_of(["a", "b"]))
 
 
-def test_even_halves_with_even_weights_are_half_of_the_plain_difference():
-    rows, rewards = of_lengths(1, 2, 3, 4), [1.0, 0.0, 0.0, 1.0]
-    plain = values(GroupNorm(scale="none"), rewards, rows)
-    torch.testing.assert_close(values(Halves(), rewards, rows), plain)
-
-
-def test_favour_tells_long_from_short_answers():
-    found = values(Halves(cross=1.0, favour=0.5), [1.0, 1.0, 1.0, 1.0], of_lengths(1, 2, 3, 4))
-    assert (found[:2] > 0).all() and (found[2:] < 0).all()
-
-
 def test_halves_by_entropy_read_what_was_recorded_on_any_number_of_ranks():
     part = Halves(by="entropy")
     assert Algorithm(advantage=part).frozen_reads == (*Algorithm().frozen_reads, OLD_ENTROPY)
@@ -121,12 +110,6 @@ def test_of_many_sets_a_seeded_draw_is_looked_at():
     assert len(part.sets(24, 3)) == 1000 and part.sets(24, 3) == part.sets(24, 3) != part.sets(24, 4)
 
 
-def test_a_group_where_thinking_longer_pays_counts_in_full():
-    part, rewards = WhereLengthPays(), [1.0, 0.0, 0.0, 0.0]
-    longer, shorter = (values(part, rewards, rows) for rows in (of_lengths(4, 1, 2, 3), of_lengths(1, 2, 3, 4)))
-    torch.testing.assert_close(shorter, 0.1 * longer)
-
-
 def loss(
     term: Term, aggregation: Weight, live: Tensor, old: Tensor, advantages: Tensor, ids: list[int] | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -151,29 +134,10 @@ def test_the_hinge_is_the_same_under_every_aggregation():
     torch.testing.assert_close(first, second)
 
 
-def test_the_likeliest_wrong_answer_counts_most():
-    live, advantages = torch.tensor([[-1.0], [-0.5], [-2.0]]), torch.tensor([1.0, -0.5, -0.5])
-    _, pull = loss(Discriminative(tau=0.1), GroupSum(), live, torch.zeros(3, 1), advantages)
-    assert pull[0] < 0 < pull[2] < pull[1]
-
-
 def test_short_needs_a_length():
     term, live = Discriminative(short=0.1), torch.zeros(2, 1)
     refused("length is not set", loss, term, GroupSum(), live, live, torch.tensor([1.0, -1.0]))
     assert Algorithm(objective=((1.0, term),)).with_length(4).objective[0][1] == Discriminative(short=0.1, length=4)
-
-
-def test_rec_stops_where_the_ratio_has_gone_far_enough():
-    ratio, up, down = torch.tensor([[0.5, 1.0, 1.5]]), torch.ones(1, 3), -torch.ones(1, 3)
-    assert Rec().in_range(ratio, up).tolist() == [[True, True, False]]
-    assert Rec().in_range(ratio, down).tolist() == [[False, True, True]]
-    assert Rec(kept="two_sides").in_range(ratio, up).tolist() == [[False, True, False]]
-
-
-def test_good_answers_that_get_rarer_are_pulled_up():
-    live, advantages = torch.tensor([[-2.0], [-2.0]]), torch.tensor([1.0, -1.0])
-    _, pull = loss(KeepLikely(), TokenMean(), live, torch.ones(2, 1) * -1, advantages)
-    assert pull[0] < 0 == pull[1]
 
 
 def test_at_its_first_update_nft_is_grpo():
@@ -239,17 +203,6 @@ def graded(rewards: list[float], t: int) -> dict[Reading, Tensor]:
     """What the trainer makes of the scores of one group, for t actions."""
     values = torch.tensor(rewards)
     return {REWARD: values[:, None].expand(-1, t), MEAN_REWARD: values.mean().expand(len(rewards), t)}
-
-
-def test_right_is_what_the_reward_says_and_shared_tokens_divide_an_answers_loss():
-    # 1 is shared from the beginning, 3 from the end: 2 tokens in all; the third answer shares nothing
-    tokens = [(1, 2, 3), (1, 5, 3), (6, 7, 8)]
-    entropy_took_over = torch.tensor([-0.1, -1.2, -1.2])
-    rows = with_fields(rollouts(torch.ones(3, 3)), token_ids=tokens)
-    batch = make_batch(rows, entropy_took_over, graded([1.0, 0.0, 0.0], 3))
-    (weight,) = PRESETS["gtpo"].importance
-    expected = torch.tensor([[2.0, 1, 2], [0, 1, 0], [2, 2, 2]]) / torch.tensor([[2.0], [2], [2]])
-    torch.testing.assert_close(weight(batch, counts_of(batch)), expected)
 
 
 def test_few_actions_against_many_are_compared_by_rows_and_their_unbiased_deviation():

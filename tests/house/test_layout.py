@@ -1,6 +1,5 @@
 """The traps of folders called rewards/ and datasets/, pinned versions, and what the targets of the Makefile run."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -19,13 +18,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("folder", ["rewards", "datasets", "environments", "tests/plugins"])
 def test_plug_in_folders_are_no_packages(folder: str):
     assert not (ROOT / folder / "__init__.py").exists()
-
-
-def test_datasets_is_the_hugging_face_package():
-    spec = importlib.util.find_spec("datasets")
-    assert spec is not None and spec.origin is not None
-    assert not Path(spec.origin).is_relative_to(ROOT / "datasets")
-    assert hasattr(importlib.import_module("datasets"), "load_dataset")
 
 
 def wanted() -> dict[str, str]:

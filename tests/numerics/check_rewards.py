@@ -70,6 +70,7 @@ def gui_g1_rewards(inputs: Any, params: Any, outputs: Any) -> None:
     found = scored(reward, Box(*inputs["gt"]), *texts, size=(*params["image_wh"], *params["image_wh"]))
     for i, (text, one) in enumerate(zip(texts, found, strict=True)):
         if text.lstrip().startswith("{"):
+            assert one.value == 1 + params["alpha"] + params["beta"]
             continue
         expected = [outputs[name][i] for name in ("hit", "iou", "box")]
         close([one.parts["hit"], params["alpha"] * one.parts["iou"], params["beta"] * one.parts["corners"]], expected, what=text)

@@ -120,30 +120,6 @@ def test_multi_box_numbers_and_an_empty_truth_that_wants_to_hear_so(reward, grou
     assert [score.parts["unparsed"] for score in scored] == [0, 0, 0, 1]
 
 
-def test_gui_g1_numbers(reward, group_of):
-    """Parts of vector gui_g1_rewards; only the bare object, which the official code scores 0, is read here."""
-    texts = [
-        '```json\n[{"bbox_2d": [100, 50, 200, 90], "label": "ok"}]\n```',
-        '[{"bbox_2d": [120, 60, 260, 100]}]',
-        '```json\n[{"bbox_2d": [300, 50, 400, 90]}]\n```',
-        '[{"bbox_2d": [100, 50, 200, 90',
-        '[{"point_2d": [150, 70]}]',
-        '[{"bbox_2d": [0, 0, 400, 180]}]',
-        '[{"bbox_2d": [100.5, 50, 199.5, 90]}]',
-        "<think>x</think> click the button",
-        '{"bbox_2d": [100, 50, 200, 90]}',
-    ]
-    sizes = (MediaSize(1000, 800, 1000, 800),)
-    scored = reward("point_in_box", space="pixel")(group_of(Box(100, 50, 200, 90), *texts, sizes=sizes))
-    hit = [1, 1, 0, 0, 0, 1, 1, 0, 1]
-    iou = [0.25, 0.0833333333333, 0, 0, 0, 0.0138888888889, 0.2475, 0, 0.25]
-    corners = [0.125, 0.121667692061, 0.111111111111, 0, 0, 0.109780610579, 0.124968742186, 0, 0.125]
-    assert [score.parts["hit"] for score in scored] == hit
-    assert [0.25 * score.parts["iou"] for score in scored] == pytest.approx(iou, abs=1e-9)
-    assert [0.125 * score.parts["corners"] for score in scored] == pytest.approx(corners, abs=1e-9)
-    assert [score.value for score in scored] == pytest.approx([sum(parts) for parts in zip(hit, iou, corners, strict=True)])
-
-
 def test_a_corner_a_whole_side_off_gives_no_closeness(reward, group_of):
     """GUI-G1's code divides by zero here."""
     sizes = (MediaSize(100, 100, 100, 100),)

@@ -21,11 +21,6 @@ SHELVES = sorted(ROOT.glob("datasets/suites/*.py")) + sorted(ROOT.glob("environm
 MAY_IMPORT = {"mmrl", "mmrl.core", "mmrl.runtime", "mmrl.answers", "mmrl.data", "mmrl.serving"}
 
 
-def test_there_are_plugins():
-    assert REWARDS and DATASETS
-    assert not (ROOT / "rewards/__init__.py").exists() and not (ROOT / "datasets/__init__.py").exists()
-
-
 @for_each("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_one_public_callable_and_a_summary(file):
     """`load` refuses a file with none or several."""
