@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
+from inspect import ismethod
 from multiprocessing import resource_tracker, spawn
 from multiprocessing.connection import Connection
 from typing import Any, cast
@@ -367,6 +368,7 @@ def plugin_files(function: Callable[..., object]) -> dict[str, str]:
             whole = cast("partial[object]", thing)
             held += [whole.func, *whole.args, *whole.keywords.values()]
             continue
+        held += [thing.__self__] if ismethod(thing) else []
         name = getattr(thing, "__module__", None) or ""
         if name.startswith(PLUGIN):
             files[name] = str(sys.modules[name].__file__)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from mmrl.app.config.algorithm import Assembly, algorithm_table, as_plain, prese
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.tasks import parse_reward
 from mmrl.app.modality.registry import MODALITIES, PolicyConfig, modality_of
-from mmrl.app.plugins.foreign_rewards import STYLES, adapt
+from mmrl.app.plugins.foreign_rewards import STYLES
 from mmrl.app.plugins.lab import TINY, small_models
 from mmrl.app.plugins.resolve import PREFIX
 from mmrl.app.toml.tables import Values
@@ -28,8 +27,6 @@ RewardInput = str | Mapping[str, object] | Callable[..., object]
 """`"iou"`, `"iou=0.5"`, `"./mine.py:short"`, a `[[reward]]` table whose `use` may be a function, or a function."""
 PromptsInput = str | Mapping[str, object] | Iterable[Prompt] | Iterable[str]
 """Prompts, texts (for image generators), the name of a data set, or a `[data]` table."""
-FOREIGN = {"trl": ("completions",), "flow_grpo": ("images", "prompts")}
-"""Style of a reward -> the arguments that give it away."""
 
 
 @dataclass
@@ -54,10 +51,14 @@ class Lent:
             return parse_reward(reward)
         given: Values = dict(reward) if isinstance(reward, Mapping) else {"use": reward}
         use, style = given.get("use"), given.pop("style", "")
+        if style and style not in STYLES:
+            raise ValueError(f"style of the reward {use!r} is {style!r}: choose one of {', '.join(STYLES)}")
+        prefix = f"{style}:" if style else ""
         if callable(use):
-            name = name_of(use)
-            given["use"] = self.lend(own_style(use, str(style), name), name)
-        elif not isinstance(use, str):
+            given["use"] = prefix + self.lend(use, name_of(use))
+        elif isinstance(use, str):
+            given["use"] = prefix + use
+        else:
             raise TypeError(
                 f"a reward is {reward!r}: give a function of a group, a name from `mmrl ls rewards`, or a table with `use`"
             )
@@ -122,22 +123,6 @@ def as_prompts(prompts: Iterable[object], name: str) -> list[Prompt]:
     if not found:
         raise ValueError(f"{name} is empty: give at least one mmrl.Prompt")
     return found
-
-
-def own_style(function: Callable[..., Any], style: str, name: str) -> Callable[..., Any]:
-    """A reward of mmrl's own kind, made from another trainer's if its style says so."""
-    if style:
-        if style not in STYLES:
-            raise ValueError(f"style of reward {name!r} is {style!r}: choose one of {', '.join(STYLES)}")
-        return adapt(style, function, {}, f"reward {name!r}")
-    words = [] if isinstance(function, type) else list(signature(function).parameters)
-    for other, telling in FOREIGN.items():
-        if any(words[i : i + len(telling)] == list(telling) for i in range(len(words))):
-            raise ValueError(
-                f"reward {name!r} takes {', '.join(telling)} as functions for {other} do: "
-                f'give rewards=[{{"use": {name}, "style": "{other}"}}]'
-            )
-    return function
 
 
 def name_of(thing: object) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.toml.reader import check_keys, make, plain, settings
+from mmrl.app.toml.reader import check_keys, instance, make, refuse_missing, settings
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table
 from mmrl.runtime.near import link
 from mmrl.runtime.net.fetch import is_local
@@ -125,16 +125,17 @@ def made(entry: Mapping[str, object], path: KeyPath, table: Table) -> tuple[Any,
     style, plug_in = adapters.split(use)
     function: Any = plugins.load(plug_in, "rewards")
     if style:
-        reward = adapters.adapt(style, function, given | inner, where)
+        reward = adapters.adapt(style, function, given | inner, path, table)
     else:
         adapters.refuse_foreign(function, use, where)
         skip = 0 if isinstance(function, type) else 1
         check_keys(inside, [*signature(function).parameters][skip:], path, table)
         values = settings(function, given, path, table, skip=skip) | inner
+        refuse_missing(function, values, path, table, skip)
         if skip:
             reward = partial(function, **values) if values else function
         else:
-            reward = plain(function, values, path, table) if is_dataclass(function) else function(**values)
+            reward = instance(function, values, path, table, is_checked=False)
     if getattr(reward, "space", None) == "auto":
         raise ValueError(f'{where}: {use} reads boxes, and a server knows no policy: set space = "pixel", "norm1000", ...')
     file, _ = plugins.locate(plug_in, "rewards")

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, partial
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 from mmrl.app.config.data import DataConfig, MixedData
 from mmrl.app.config.reward_needs import rewards_in
@@ -17,14 +17,13 @@ from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.resolve import PlugIn, guarded
-from mmrl.app.toml.reader import check_keys, check_slip, plain, read, refuse_missing, settings, typed_value
+from mmrl.app.toml.reader import check_keys, check_slip, instance, read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Environment, Worlds
 from mmrl.core.hooks import EnvironmentHooks, PlannerHooks, with_hooks
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Prompt
 from mmrl.data.sources import Marking, Sources, StreamedSources, join_sources, mark_all
-from mmrl.runtime.blame import in_words
 from mmrl.runtime.ranges import hints_of
 from mmrl.runtime.sandbox.sandbox import MOST, RunsCode
 from mmrl.serving.reward_client import RemoteReward, is_url
@@ -109,7 +108,7 @@ def reward_of(
     style, plug_in = adapters.split(use)
     function = plugins.load(plug_in, "rewards")
     if style:
-        return lambda: adapters.adapt(style, function, given | values_inside(inside), table.at(path))
+        return lambda: adapters.adapt(style, function, given | values_inside(inside), path, table, beside)
     adapters.refuse_foreign(function, use, table.at(path))
     for key, value in given.items():
         if isinstance(value, Mapping) and takes_function(function, key):
@@ -118,8 +117,8 @@ def reward_of(
     skip = 0 if inspect.isclass(function) else 1
     values = settings(function, given, path, table, skip=skip, beside=[*beside, *inside])
     check_keys(inside, [*inspect.signature(function).parameters][skip:], path, table)
+    refuse_missing(function, [*values, *inside], path, table, skip)
     if inspect.isclass(function):
-        refuse_missing(function, [*values, *inside], path, table)
         return lambda: instance(function, values | values_inside(inside), path, table, is_checked=not inside)
     return lambda: partial(function, **values, **values_inside(inside)) if args else function
 
@@ -128,19 +127,6 @@ def takes_function(function: PlugIn, key: str) -> bool:
     """Is a setting of a plug-in a function, such as another reward?"""
     hint = hints_of(function).get(key) if inspect.isclass(function) and is_dataclass(function) else None
     return any(get_origin(part) is Callable for part in (hint, *get_args(hint)))
-
-
-def instance(cls: PlugIn, values: Mapping[str, object], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
-    """An object of a class, or ValueError naming who said the values that it refuses.
-
-    `is_checked` is False where values hold rewards, which the fields may not be for.
-    """
-    if not is_checked and inspect.isclass(cls) and is_dataclass(cls):
-        return plain(cls, dict(values), path, table)
-    try:
-        return cls(**values)
-    except ValueError as error:
-        raise in_words(f"{table.origin(path) or 'config'}: {error}", [error]) from error
 
 
 def rewards_inside(value: object, path: KeyPath, table: Table) -> Callable[[], object]:

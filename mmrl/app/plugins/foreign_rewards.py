@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from mmrl.app.plugins.resolve import PlugIn
+from mmrl.answers.needs import Need
+from mmrl.app.plugins.resolve import PREFIX, PlugIn
+from mmrl.app.toml.reader import BY_NAME, instance, refuse_missing, settings
+from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.samples import Group, Prompt, Scored
-from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.pictures import open_upright
 from mmrl.runtime.ranges import by_name
 from mmrl.serving.media import pictures_of
@@ -29,31 +31,52 @@ def split(use: str) -> tuple[str, str]:
     return (style, rest) if colon and style in STYLES else ("", use)
 
 
-def adapt(style: str, function: PlugIn, settings: Mapping[str, Any], where: str) -> PlugIn:
+def adapt(
+    style: str, function: PlugIn, given: Mapping[str, object], path: KeyPath, table: Table, beside: Sequence[str] = ()
+) -> PlugIn:
     """The function as a reward, with the other keys of its table; a class for TRL is made an object first, with those it takes.
 
-    Raises ValueError, naming the table, for an unknown key, or one that is missing.
+    Raises ValueError, naming the table, for a key that is unknown, missing or of another type, and for no reward of this style.
     """
     if style == "flow_grpo":
-        return FlowGrpoReward(*scorer_of(function, settings, where))
-    taken = inspect.signature(function).parameters if inspect.isclass(function) else {}
-    own = {key: value for key, value in settings.items() if key in taken}
-    rest = {key: value for key, value in settings.items() if key not in taken}
-    refuse_unknown(rest, ("conversational", "columns", *taken), where)
-    refuse_gap(function, [*taken.values()], own, where)
-    return TrlReward(cast(PlugIn, function(**own)) if inspect.isclass(function) else function, **rest)
+        return FlowGrpoReward(*scorer_of(function, given, path, table, beside))
+    is_class = inspect.isclass(function)
+    taken = [p.name for p in inspect.signature(function).parameters.values() if p.kind in BY_NAME] if is_class else []
+    own = {key: value for key, value in given.items() if key in taken}
+    rest = {key: value for key, value in given.items() if key not in taken}
+    asked = arguments_of(function, table.at(path))
+    if not any(p.name in ("completions", "completion_ids") or p.kind is p.VAR_KEYWORD for p in asked):
+        raise ValueError(
+            f"{table.at(path)}: the reward takes {', '.join(p.name for p in asked)} and no `completions` as TRL's do: leave trl: "
+            "out if it is one of a group"
+        )
+    values = settings(TrlReward, rest, path, table, skip=1, beside=[*beside, *taken])
+    if is_class:
+        refuse_missing(function, own, path, table)
+        function = instance(function, own, path, table)
+    return instance(TrlReward, {"function": function, **values}, path, table)
 
 
-def refuse_foreign(function: Any, use: str, where: str) -> None:
-    """ValueError for a function that another trainer would call: it needs its prefix, or a wrapper."""
-    if inspect.isclass(function):
-        return
-    names = list(inspect.signature(function).parameters)
-    if "completions" in names:
-        raise ValueError(f'{where}: {use} takes `completions` as TRL\'s rewards do: write use = "trl:{use}"')
-    if names[:2] == ["images", "prompts"]:
-        raise ValueError(f'{where}: {use} takes images, prompts, metadata as flow_grpo\'s do: write use = "flow_grpo:{use}"')
-    if names in ([], ["device"]):
+def arguments_of(function: PlugIn, where: str) -> list[inspect.Parameter]:
+    """The arguments with which a function, or an object of a class, is called; ValueError where such objects cannot be."""
+    if not inspect.isclass(function):
+        return [*inspect.signature(function).parameters.values()]
+    call = function.__call__
+    if getattr(call, "__self__", None) is function:
+        raise ValueError(
+            f"{where}: objects of the class {function.__name__} cannot be called: write a method __call__ that scores"
+        )
+    return [*inspect.signature(call).parameters.values()][1:]
+
+
+def refuse_foreign(function: PlugIn, use: str, where: str) -> None:
+    """ValueError for what another trainer would call, which needs its prefix or a wrapper, or for what cannot be called."""
+    names = [p.name for p in arguments_of(function, where)]
+    style = "trl" if "completions" in names else "flow_grpo" if names[:2] == ["images", "prompts"] else ""
+    write = f'give {{"use": ..., "style": "{style}"}}' if use.startswith(PREFIX) else f'write use = "{style}:{use}"'
+    if style:
+        raise ValueError(f"{where}: {use} takes {', '.join(names)} as rewards of {style} do: {write}")
+    if names in ([], ["device"]) and not inspect.isclass(function):
         raise ValueError(
             f"{where}: {use} takes {'a device' if names else 'nothing'} and no group: if it makes a scorer as flow_grpo's "
             f'functions do, write use = "flow_grpo:{use}"'
@@ -76,6 +99,29 @@ class TrlReward:
     columns: Mapping[str, str] = field(default_factory=dict)
     """The function's name for a column -> ours: `{ solution = "answer" }`. `answer` is the prompt's ground truth."""
 
+    def __post_init__(self) -> None:
+        if taken := sorted({*self.columns} & {*GIVEN}):
+            raise ValueError(f"columns.{taken[0]} would take the place of what every reward for TRL is given: leave it out")
+
+    @property
+    def needs(self) -> Need:
+        """The columns that it is given, each in one prompt at least: those without it give None."""
+        seen = {"answer"}
+
+        def reads(prompt: Prompt, reward: object, output: str) -> object:
+            seen.update(prompt.columns)
+            return prompt if self._wanted <= seen else None
+
+        wanted = ", ".join(sorted(self._wanted))
+        return Need(f'the columns {wanted} (or a column of another name: columns = {{ theirs = "answer" }})', reads)
+
+    @property
+    def _wanted(self) -> set[str]:
+        """Our names of the columns that the function cannot do without, or that somebody names."""
+        parameters = inspect.signature(self.function).parameters.values()
+        needed = {p.name for p in parameters if p.default is p.empty and p.kind not in VARIADIC} - {*GIVEN, *self.columns}
+        return needed | {*self.columns.values()}
+
     def __call__(self, group: Group) -> object:
         return then(self.score_all([group]), itemgetter(0))
 
@@ -83,22 +129,21 @@ class TrlReward:
         """Raises ValueError for a column the function needs and no prompt has."""
         pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
         log = Log([{} for _ in pairs])
-        given: dict[str, object] = {
+        # a column of the data called as one of these is not what TRL gives, either
+        given = self._columns([prompt for prompt, _ in pairs]) | {
             "prompts": [self._prompt(prompt) for prompt, _ in pairs],
             "completions": [self._completion(sample.text or "") for _, sample in pairs],
             "completion_ids": [list(sample.token_ids or ()) for _, sample in pairs],
             "log_extra": log.extra,
             "log_metric": log.metric,
-            **self._columns([prompt for prompt, _ in pairs]),
         }
         parameters = inspect.signature(self.function).parameters
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             given = {name: value for name, value in given.items() if name in parameters}
-        missing = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in VARIADIC and p.name not in given]
-        if missing:
-            known = sorted({"answer", *(name for prompt, _ in pairs for name in prompt.columns)})
+        known = {"answer", *(name for prompt, _ in pairs for name in prompt.columns)}
+        if missing := sorted(self._wanted - known):
             raise ValueError(
-                f"the function needs the column {missing[0]!r}, and the prompts have {', '.join(known)}: "
+                f"the function needs the column {missing[0]!r}, and the prompts have {', '.join(sorted(known))}: "
                 f'name the one it means, columns = {{ {missing[0]} = "answer" }}'
             )
         try:
@@ -121,15 +166,10 @@ class TrlReward:
     def _completion(self, text: str) -> object:
         return [{"role": "assistant", "content": text}] if self.conversational else text
 
-    def _columns(self, prompts: Sequence[Prompt]) -> dict[str, list[object]]:
+    def _columns(self, prompts: Sequence[Prompt]) -> dict[str, object]:
         tables: list[dict[str, object]] = [{"answer": prompt.answer, **prompt.columns} for prompt in prompts]
-        names = dict.fromkeys(name for table in tables for name in table)
-        found = {name: [table.get(name) for table in tables] for name in names}
-        for theirs, ours in self.columns.items():
-            if ours not in found:
-                raise ValueError(f"columns.{theirs} = {ours!r}, but the prompts have {', '.join(sorted(found))}")
-            found[theirs] = found[ours]
-        return found
+        names = {**{name: name for table in tables for name in table}, **self.columns}
+        return {theirs: [table.get(ours) for table in tables] for theirs, ours in names.items()}
 
 
 @dataclass(frozen=True)
@@ -150,6 +190,10 @@ class FlowGrpoReward:
         return then(outcome, lambda answer: by_group(groups, scores_of(answer)))
 
 
+GIVEN = ("prompts", "completions", "completion_ids", "log_extra", "log_metric")
+"""Arguments of a reward for TRL that are no columns."""
+NUM_GIVEN = 3
+"""Arguments of a reward for flow_grpo that it is always given: images, prompts and metadata."""
 VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -175,44 +219,28 @@ class Log:
         return Scored(value, {**parts, **own})
 
 
-def scorer_of(function: PlugIn, settings: Mapping[str, object], where: str) -> tuple[PlugIn, dict[str, object]]:
+def scorer_of(
+    function: PlugIn, given: Mapping[str, object], path: KeyPath, table: Table, beside: Sequence[str] = ()
+) -> tuple[PlugIn, dict[str, object]]:
     """The scorer and the settings it is called with; a function that takes no images makes it, as flow_grpo's do.
 
     Such a factory is given the keys it takes, and the process's device as its `device`; the scorer is given the others.
     Raises ValueError for an unknown key, or one that is missing.
     """
-    parameters = inspect.signature(function).parameters
-    if [*parameters][:1] == ["images"]:
-        refuse_unknown(settings, [*parameters][3:], where)
-        refuse_gap(function, [*parameters.values()][3:], settings, where)
-        return function, dict(settings)
-    own = {key: value for key, value in settings.items() if key in parameters}
-    if "device" in parameters and "device" not in own and parameters["device"].default is inspect.Parameter.empty:
-        own["device"] = process_device()
-    refuse_gap(function, [*parameters.values()], own, where)
-    scorer = function(**own)
+    parameters, own, scorer = inspect.signature(function).parameters, dict[str, object](), function
+    is_factory = [*parameters][:1] != ["images"]
+    if is_factory:
+        own = {key: value for key, value in given.items() if key in parameters}
+        if "device" in parameters and "device" not in own and parameters["device"].default is inspect.Parameter.empty:
+            own["device"] = process_device()
+        refuse_missing(function, own, path, table)
+        scorer = instance(function, own, path, table)
     if not callable(scorer):
-        raise ValueError(f"{where}: {function.__name__} takes no images and makes no scorer: it is not a reward of flow_grpo")
-    rest = {key: value for key, value in settings.items() if key not in own}
-    further = further_parameters(scorer)
-    refuse_unknown(rest, [*parameters, *(p.name for p in further)], where)
-    refuse_gap(function, further, rest, where)
+        raise ValueError(f"{table.at(path)}: what takes no images makes a scorer in flow_grpo, and this makes {scorer!r}")
+    rest = {key: value for key, value in given.items() if key not in own}
+    rest = settings(scorer, rest, path, table, skip=NUM_GIVEN, beside=[*beside, *(parameters if is_factory else ())])
+    refuse_missing(scorer, rest, path, table, NUM_GIVEN)
     return scorer, rest
-
-
-def further_parameters(scorer: Callable[..., object]) -> list[inspect.Parameter]:
-    """The arguments of a scorer after images, prompts and metadata."""
-    try:
-        return [p for p in inspect.signature(scorer).parameters.values() if p.kind not in VARIADIC][3:]
-    except (TypeError, ValueError):
-        return []
-
-
-def refuse_gap(function: PlugIn, parameters: Sequence[inspect.Parameter], given: Mapping[str, object], where: str) -> None:
-    """ValueError for a parameter without a default that no key gives."""
-    missing = [p.name for p in parameters if p.default is p.empty and p.kind not in VARIADIC and p.name not in given]
-    if missing:
-        raise ValueError(f"{where}: {function.__name__} needs {missing[0]!r}: set {missing[0]} = ... in the reward's table")
 
 
 def process_device() -> Any:
@@ -223,12 +251,6 @@ def process_device() -> Any:
     return (
         torch.device("cpu") if accelerator is None else torch.device(accelerator.type, torch.accelerator.current_device_index())
     )
-
-
-def refuse_unknown(settings: Mapping[str, object], known: Sequence[str], where: str) -> None:
-    for key in settings:
-        if key not in known:
-            raise ValueError(f"{where}: unknown key {key!r}: {did_you_mean(key, list(known))}")
 
 
 def scores_of(answer: object) -> Sequence[object]:

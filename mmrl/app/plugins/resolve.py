@@ -184,7 +184,7 @@ def is_of_python(value: object) -> bool:
         return any(map(is_of_python, value.values()))
     if isinstance(value, list | tuple):
         return any(map(is_of_python, value))
-    return isinstance(value, str) and value.startswith(PREFIX)
+    return isinstance(value, str) and value.startswith((PREFIX, f"trl:{PREFIX}", f"flow_grpo:{PREFIX}"))
 
 
 def load_environment(spec: str) -> PlugIn:

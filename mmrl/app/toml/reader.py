@@ -103,6 +103,21 @@ def refuse_missing(function: Callable[..., object], given: Collection[str], path
         raise ValueError(f"{table.at((*path, needed[0]))} is missing")
 
 
+def instance(
+    cls: Callable[..., object], values: Mapping[str, object], path: KeyPath, table: Table, is_checked: bool = True
+) -> Any:
+    """An object of a class, or ValueError naming who said the values that it refuses.
+
+    `is_checked` is False where values hold rewards, which the fields may not be for.
+    """
+    if not is_checked and inspect.isclass(cls) and is_dataclass(cls):
+        return plain(cls, dict(values), path, table)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise in_words(f"{table.at(path)}: {error}", [error]) from error
+
+
 def read_each(given: Mapping[str, Any], read_one: Callable[[str, Any], T]) -> dict[str, T]:
     """Every value of a table as it is read; a ValueError tells the faults of all."""
     found, faults = dict[str, T](), list[ValueError]()

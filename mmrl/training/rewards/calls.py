@@ -104,7 +104,8 @@ class RewardCaller:
         self.meter = Meter()
         self.whole_step = callable(getattr(function, "score_all", None))
         """True: asked once for all groups of a step, by its method score_all(groups)."""
-        self.is_async = is_coroutine(self._target())
+        self.is_async = any(map(is_coroutine, (self._target(), getattr(function, "function", None))))
+        """It is, or hands on, a coroutine."""
         self._refuse_nonsense()
         self.cache = AnswerCache(calling.cache, bool(getattr(function, "pointwise", False))) if calling.cache else None
         self.where = calling.where

@@ -173,11 +173,11 @@ def test_what_cannot_train_is_refused_by_name(tmp_path: Path, change: dict[str, 
 
 def test_functions_of_other_trainers_say_whose_they_are(tmp_path: Path):
     def theirs(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
-        return [float(len(text)) for text in completions]
+        return [float(len(text.encode())) for text in completions]
 
-    with pytest.raises(ValueError, match=r"reward 'theirs' takes completions.*\"style\": \"trl\""):
+    with pytest.raises(ValueError, match=r"python:theirs takes prompts, completions.*\"style\": \"trl\""):
         mmrl.fit(POLICY, ALGORITHM, rewards=[theirs], prompts=PROMPTS, output=tmp_path / "run")
-    found = mmrl.evaluate(POLICY, prompts=PROMPTS[:1], rewards=[{"use": theirs, "style": "trl"}])
+    found = mmrl.evaluate(POLICY, prompts=PROMPTS[:1], rewards=[{"use": theirs, "style": "trl", "conversational": False}])
     assert found.metrics["eval/theirs"] > 0
 
 

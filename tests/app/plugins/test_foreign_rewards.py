@@ -9,8 +9,11 @@ from PIL import Image
 
 from mmrl.app.commands import serve
 from mmrl.app.config.plug_ins import reward_of
+from mmrl.app.config.run import RewardConfig
+from mmrl.app.run.beforehand import look_at_reward
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
+from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 from tests.support.refused import refused
 
@@ -39,10 +42,14 @@ def short(completions, **kwargs):
 
 class Longer:
     def __init__(self, than, by=0):
+        if than < 0:
+            raise ValueError("no text is shorter")
         self.length = than + by
 
     def __call__(self, completions, **kwargs):
         return [float(len(c[0]["content"]) > self.length) for c in completions]
+
+class Mute: ...
 """
 FLOW = """
 import numpy as np
@@ -102,7 +109,7 @@ def test_a_column_by_another_name(file):
         RewardError, match=r"needs the column 'solution', and the prompts have answer, kind.*columns = \{ solution"
     ):
         score(made(use), group)
-    with pytest.raises(RewardError, match=r"columns\.solution = 'anser', but the prompts have answer, kind"):
+    with pytest.raises(RewardError, match=r"needs the column 'anser', and the prompts have answer, kind"):
         score(made(use, columns={"solution": "anser"}), group)
 
 
@@ -135,6 +142,18 @@ def test_async_classes_and_too_few_values(file):
         score(made(f"{use}:short"), texts(0, "a", "b"), texts(1, "c", "d"))
 
 
+def test_in_a_process_and_which_columns_the_data_must_have(file):
+    use, group = f"trl:{file(TRL)}", texts(0, "abc", "de", columns={"completions": ["abcd"], "kind": "a"})
+    runner = RewardRunner([NamedReward("mine", made(f"{use}:Longer", than=2), call=Calling("process"))])
+    assert runner.score([group])[0].values[:, 0].tolist() == [1, 0]
+    runner.close()
+    refused("is async", RewardRunner, [NamedReward("mine", made(f"{use}:later"), call=Calling("process"))])
+    plain = RewardConfig("plain")
+    assert not look_at_reward(plain, made(f"{use}:logs"), [texts(1, "a").prompt, group.prompt], "[data]", 2, "text")
+    [said] = look_at_reward(plain, made(f"{use}:solved"), [group.prompt], "[data]", 2, "text")
+    assert "applies to none of the 1 prompts of [data], which need the columns solution" in said
+
+
 def pictures(id: int, *colours: str, size=(8, 6)) -> Group:
     samples = tuple(Sample(image=Image.new("RGB", size, colour)) for colour in colours)
     return Group(id, Prompt(f"p{id}", "red", columns={"bonus": id}), samples)
@@ -163,12 +182,20 @@ def test_flow_grpo_mistakes(file):
         (TRL, "{}:plain", {}, r"write use = \"trl:.*mine\.py:plain\""),
         (FLOW, "{}:counted", {}, r"write use = \"flow_grpo:"),
         (VERL, "{}", {}, r"verl or EasyR1.*def mine\(group\)"),
-        (TRL, "trl:{}:plain", {"colums": {}}, "unknown key 'colums'"),
-        (TRL, "trl:{}:Longer", {"by": 1}, r"Longer needs 'than': set than = "),
-        (TRL, "trl:{}:Longer", {"than": 1, "bye": 1}, r"unknown key 'bye'.*did you mean 'by'"),
-        (FLOW, "flow_grpo:{}:scaled", {"facto": 3.0}, r"unknown key 'facto'.*did you mean 'factor'"),
+        (TRL, "{}:Longer", {"than": 1}, r"write use = \"trl:.*mine\.py:Longer\""),
+        ("def mine(group, scale, by=0): ...", "{}", {"by": 1}, r"reward\.0\.scale is missing"),
+        (TRL, "{}:Mute", {}, r"reward\.0: objects of the class Mute cannot be called: write a method __call__"),
+        (TRL, "trl:{}:Mute", {}, r"reward\.0: objects of the class Mute cannot be called: write a method __call__"),
+        (TRL, "trl:format", {}, "the reward takes group and no `completions`.*leave trl: out"),
+        (TRL, "trl:{}:plain", {"colums": {}}, r"reward\.0\.colums is unknown: did you mean 'columns'"),
+        (TRL, "trl:{}:plain", {"columns": 3}, r"reward\.0\.columns is 3: input should be a valid dictionary"),
+        (TRL, "trl:{}:plain", {"columns": {"prompts": "answer"}}, r"reward\.0: columns\.prompts would take the place"),
+        (TRL, "trl:{}:plain", {"conversational": "false"}, r"reward\.0\.conversational is 'false': .* true or false"),
+        (TRL, "trl:{}:Longer", {"by": 1}, r"reward\.0\.than is missing"),
+        (TRL, "trl:{}:Longer", {"than": 1, "bye": 1}, r"reward\.0\.bye is unknown: did you mean 'by'"),
+        (TRL, "trl:{}:Longer", {"than": -1}, r"reward\.0: no text is shorter"),
+        (FLOW, "flow_grpo:{}:scaled", {"facto": 3.0}, r"reward\.0\.facto is unknown: did you mean 'factor'"),
     ],
-    ids=["TRL", "flow_grpo", "verl", "a slip for TRL", "a gap of a class", "a slip for a class", "a slip for flow_grpo"],
 )
 def test_forgotten_prefixes_and_slips_are_named(file, source: str, use: str, args: dict[str, Any], said: str):
     refused(said, made, use.format(file(source)), **args)
