@@ -107,7 +107,8 @@ def guarded(what: str) -> Iterator[None]:
         before.restore()
         if is_from_outside(error):
             raise
-        raise ValueError(f"{what} raised {describe(error)}: mend it") from error
+        said = isinstance(error, ImportError) and error.name is None  # of a file's own words, which have a remedy
+        raise ValueError(f"{what}: {error}" if said else f"{what} raised {describe(error)}: mend it") from error
 
 
 PlugIn = Callable[..., Any]

@@ -189,6 +189,7 @@ class Mine:
     ("body", "message"),
     [
         ("sys.exit(0)", r"reward\.0: .*mine\.py raised SystemExit: 0 \(.*mine\.py, line 5\): mend it"),
+        ("raise ImportError('it needs foo: pip install foo')", r"mine\.py: it needs foo: pip install foo$"),
         ("[].pop()", r"raised IndexError: .*line 5"),
         ("os.chdir('/')", r"reward\.0: .*mine\.py: it changed the working directory"),
         ("torch.set_grad_enabled(False)", "gradient mode"),
