@@ -192,14 +192,14 @@ def test_busy_servers_are_asked_again(serve, reward, no_pauses):
 
 
 FAULTS = {
-    **{
-        f"answers {status}": ((status, {}), HopelessError, rf"answered {status}.*check server\.url") for status in (401, 403, 404)
-    },
+    **{f"answers {code}": ((code, {}), HopelessError, rf"answered {code}.*check server\.url") for code in (401, 403, 404)},
     "HTML": (b"<html>busy</html>", JudgeError, "not JSON"),
     "nothing": (b"{}", JudgeError, "no chat completion"),
     "no choice": (b'{"choices": []}', JudgeError, "no chat completion"),
     "a message that is a text": (b'{"choices": [{"message": "x"}]}', JudgeError, "no chat completion"),
     "a list": (b"[1]", JudgeError, "no chat completion"),
+    "pieces": (b'{"choices": [{"message": {"content": [{"text": "7"}]}}]}', JudgeError, "no text, or half of one"),
+    "half": (b'{"choices": [{"message": {"content": "1"}, "finish_reason": "abort"}]}', JudgeError, "no text, or half of one"),
     "no number": ("no idea", JudgeError, "cannot be read: no number"),
     "a pause beyond the deadline, which is not made": ((429, {"Retry-After": "3600"}), JudgeError, r"gave up after 1 attempt\)"),
 }

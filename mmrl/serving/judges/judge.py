@@ -42,6 +42,8 @@ RETRIED = BUSY | {409}
 """Besides everything from 500 on."""
 HOPELESS = frozenset({401, 403, 404, 405})
 """The server refuses every request alike: wrong key, address or model."""
+BROKEN_OFF = ("abort", "content_filter", "error")
+"""What ends an answer that would have been another one."""
 MOST_WAIT_S = 30.0
 LAST_DOUBLED = 5
 """Pauses double that often."""
@@ -401,6 +403,8 @@ def read_reply(answer: Json) -> Reply:
     try:
         choice = answer["choices"][0]
         text = choice["message"].get("content") or ""
+        if not isinstance(text, str) or choice.get("finish_reason") in BROKEN_OFF:
+            raise TypeError("no text, or half of one")
         places = (choice.get("logprobs") or {}).get("content") or []
         first: dict[str, float] = {}
         for entry in (places[0].get("top_logprobs") or [places[0]]) if places else []:
@@ -410,4 +414,4 @@ def read_reply(answer: Json) -> Reply:
         tokens = int(float((answer.get("usage") or {}).get("total_tokens") or 0))
     except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise JudgeError(f"the server's answer is no chat completion ({error!r}): {words(str(answer))}") from None
-    return Reply(str(text), first, tokens, choice.get("finish_reason") == "length")
+    return Reply(text, first, tokens, choice.get("finish_reason") == "length")
