@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from mmrl.runtime.net.fetch import (
+    BUSY,
     CONNECT_S,
     AnswerError,
     DeadlineError,
@@ -43,8 +44,8 @@ class EngineRefusedError(ValueError):
 class EngineClient:
     """The calls of one server. Threads may share it.
 
-    Every call raises EngineDownError where no whole answer comes in time, or the server answers with a number from 500 on, and
-    EngineRefusedError for a number from 300 to 499.
+    Every call raises EngineDownError where no whole answer comes in time, or the server answers that it is busy or with a number
+    from 500 on, and EngineRefusedError for other numbers from 300 on.
     """
 
     url: str
@@ -85,7 +86,7 @@ class EngineClient:
             raise EngineDownError(f"{self.url}{path} {error}") from None
         text = answer.content.decode(errors="replace")
         if answer.status >= 300:
-            refused = EngineDownError if answer.status >= 500 else EngineRefusedError
+            refused = EngineDownError if answer.status >= 500 or answer.status in BUSY else EngineRefusedError
             raise refused(f"{self.url}{path} answered {answer.status}: {words_of(text)}")
         try:
             return hide_in_json(json.loads(text))

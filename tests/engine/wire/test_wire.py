@@ -317,7 +317,8 @@ class HangingUp:
                 if failed:
                     return
                 failed = b"/bad" in first
-                connection.sendall(b"HTTP/1.1 %d x\r\nContent-Length: 2\r\n\r\n{}" % (500 if failed else 200))
+                code = first.split()[1][-3:] if failed else b"200"
+                connection.sendall(b"HTTP/1.1 %s x\r\nContent-Length: 2\r\n\r\n{}" % code)
                 if close:
                     return
 
@@ -331,8 +332,8 @@ def server() -> Iterator[HangingUp]:
 
 def test_a_call_after_an_error_of_the_server_is_answered(server: HangingUp):
     client = EngineClient(server.url)
-    for _ in range(3):
-        refused("answered 500", client.post, "/bad", error=EngineDownError)
+    for code in (429, 500, 503):
+        refused(f"answered {code}", client.post, f"/bad/{code}", error=EngineDownError)
         assert client.get("/weight_info") == {}
     client.close()
 
