@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.engine.venv import WORKER, find_venv
@@ -153,6 +153,43 @@ TAIL = 12
 """Lines of a log in a message."""
 
 
+@dataclass
+class Supervised:
+    """One process of this machine: `Supervised("engine 0", ("vllm", "serve", ...), {"CUDA_VISIBLE_DEVICES": "7"}, url=...)`."""
+
+    name: str
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    url: str = ""
+    """The address that answers once it is ready; empty: a process that trains, and the others end with it."""
+    log: Path | None = None
+    """Where its output goes; None: to the terminal."""
+    restarts: int = 0
+    """How often it may still be started again."""
+    is_needed: bool = False
+    """Nothing trains without it: where it stays down, the trainers are asked to save and end."""
+    running: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+    """The watchdog, whose child it is."""
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        self.running = start_below_watchdog(self.words, self.environment, self.log)
+        return self.running
+
+    def code(self) -> int | None:
+        """The exit code, or 128 and the number of the signal that ended it; None while it runs."""
+        code = None if self.running is None else self.running.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def ask_to_end(self) -> None:
+        if self.running is not None:
+            ask_to_end(self.running)
+
+    def end(self, seconds: float) -> None:
+        """Wait so long for its end, and kill what is left."""
+        if self.running is not None:
+            end(self.running, seconds)
+
+
 class EngineServer:
     """One process of `vllm serve` and all that it starts.
 
@@ -169,20 +206,17 @@ class EngineServer:
     def __init__(self, command: Callable[[int], ServeCommand], port: int, folder: Path, restarts: int) -> None:
         self.port = free_port(port)
         self.url = f"http://127.0.0.1:{self.port}"
-        self.command, self.folder, self.restarts = command(self.port), folder, restarts
-        self.log_file = folder / "engine.log"
+        made = command(self.port)
+        log_file = folder / "engine.log"
+        self.program = Supervised("the engine", made.words, made.full_environment(), self.url, log_file, restarts)
         self.failed = ""
         """Why it will not be started again."""
         self._closing = threading.Event()
-        self._processes = [self._launch()]
-        self._end = weakref.finalize(self, end_group, self._processes)
+        self.process = self.program.start()
+        """The one that was started last; the server is its child."""
+        self._end = weakref.finalize(self, self.program.end, END_S)
         self._wait_until_healthy()
         threading.Thread(target=watch, args=(weakref.ref(self),), name="engine-watch", daemon=True).start()
-
-    @property
-    def process(self) -> "subprocess.Popen[bytes]":
-        """The one that was started last; the server is its child."""
-        return self._processes[-1]
 
     def close(self) -> None:
         """End it, and everything that it started."""
@@ -194,14 +228,14 @@ class EngineServer:
         if self._closing.is_set():
             return False
         kill_group(self.process)
-        if self.restarts <= 0:
+        if self.program.restarts <= 0:
             over = "and policy.engine.retries allows no further start"
-            self.failed = f"the engine died again (exit code {code}), {over}{tail(self.log_file)}"
+            self.failed = f"the engine died again (exit code {code}), {over}{tail(self.program.log)}"
             return False
-        self.restarts -= 1
+        self.program.restarts -= 1
         log.warning("the engine died (exit code %s): it is started again and given the weights of this step", code)
         try:
-            self._processes.append(self._launch())
+            self.process = self.program.start()
             self._wait_until_healthy()
         except Exception as error:  # noqa: BLE001 - whoever waits for the server reports what went wrong
             if self.process.poll() is None:
@@ -209,19 +243,16 @@ class EngineServer:
                 return False
         return True
 
-    def _launch(self) -> "subprocess.Popen[bytes]":
-        return start_below_watchdog(self.command.words, self.command.full_environment(), self.log_file)
-
     def _wait_until_healthy(self) -> None:
         client, until = EngineClient(self.url), time.monotonic() + START_S
         try:
             while not client.is_healthy():
                 if self.process.poll() is not None:
                     raise EngineDownError(
-                        f"the engine ended with exit code {self.process.returncode} before it answered{tail(self.log_file)}"
+                        f"the engine ended with exit code {self.process.returncode} before it answered{tail(self.program.log)}"
                     )
                 if time.monotonic() > until:
-                    raise EngineDownError(f"the engine did not answer within {START_S:.0f} s{tail(self.log_file)}")
+                    raise EngineDownError(f"the engine did not answer within {START_S:.0f} s{tail(self.program.log)}")
                 time.sleep(POLL_S)
         finally:
             client.close()
@@ -273,20 +304,20 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Ask a watchdog, and what it holds, to end, and kill what does not in this time."""
+def ask_to_end(process: "subprocess.Popen[bytes]") -> None:
+    """Let a watchdog end what it holds."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
+
+
+def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Ask a watchdog, and what it holds, to end, and kill what does not in this time."""
+    ask_to_end(process)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
     kill_group(process)
-
-
-def end_group(processes: "list[subprocess.Popen[bytes]]") -> None:
-    """End the newest server, and kill what is left of earlier ones."""
-    for process in processes:
-        end(process, END_S if process is processes[-1] else 0.0)
+    process.wait()
 
 
 def free_port(port: int) -> int:

@@ -7,61 +7,19 @@ train, which save and end well; a second one ends everything.
 import contextlib
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.app.run.signals import NUMBERS, handled, is_ignored
-from mmrl.engine.server import end, kill_group, start_below_watchdog, tail
+from mmrl.engine.server import Supervised, kill_group, tail
 from mmrl.engine.wire.client import EngineClient
 
 POLL_S = 0.2
 GRACE_S = 15.0
 """A server may take this long to end."""
-
-
-@dataclass
-class Supervised:
-    """One process of this machine: `Supervised("engine 0", ("vllm", "serve", ...), {"CUDA_VISIBLE_DEVICES": "7"}, url=...)`."""
-
-    name: str
-    words: Sequence[str]
-    environment: Mapping[str, str]
-    url: str = ""
-    """The address that answers once it is ready; empty: a process that trains, and the others end with it."""
-    log: Path | None = None
-    """Where its output goes; None: to the terminal."""
-    restarts: int = 0
-    """How often it may still be started again."""
-    is_needed: bool = False
-    """Nothing trains without it: where it stays down, the trainers are asked to save and end."""
-    running: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
-    """The watchdog, whose child it is."""
-
-    def start(self) -> None:
-        self.running = start_below_watchdog(self.words, self.environment, self.log)
-
-    def code(self) -> int | None:
-        """The exit code, or 128 and the number of the signal that ended it; None while it runs."""
-        code = None if self.running is None else self.running.poll()
-        if code is not None and (code < 0 or code > 192):
-            # of the watchdog itself, or of its child, whose negative code it ended with
-            return 128 + (-code if code < 0 else 256 - code)
-        return code
-
-    def ask_to_end(self) -> None:
-        if self.running is not None and self.running.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.running.stdin.close()
-
-    def end(self) -> None:
-        """Wait a while for its end, and kill what is left."""
-        if self.running is not None:
-            end(self.running, GRACE_S)
-            self.running.wait()
 
 
 @dataclass
@@ -97,7 +55,7 @@ class Supervisor:
             for process in (self.trainers, *self.servers):
                 process.ask_to_end()
             for process in (self.trainers, *self.servers):
-                process.end()
+                process.end(GRACE_S)
 
     def _wait_until_ready(self) -> bool:
         """Wait until every server answers; False when a signal came first."""
@@ -133,7 +91,7 @@ class Supervisor:
         code = server.code()
         if code is None or server.running is None:
             return
-        end(server.running, 0.0)
+        server.end(0.0)
         server.running = None
         if server.restarts <= 0:
             where = f", and the run ends with it: look into {server.log}" if server.is_needed else ""

@@ -12,7 +12,7 @@ import typer
 from mmrl.app.cluster.hosts import found_hosts
 from mmrl.app.cluster.on_ray import RayLaunch, run_on_ray
 from mmrl.app.cluster.placement import EVERYWHERE, HERE, Placement, Process, place
-from mmrl.app.cluster.supervise import Supervised, Supervisor
+from mmrl.app.cluster.supervise import Supervisor
 from mmrl.app.commands.options import LaunchArguments, TrainArguments
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.run import Resolved, RunConfig
@@ -22,7 +22,7 @@ from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import check_ranks, with_local_model
 from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.folder import RunDir
-from mmrl.engine.server import LAUNCHERS, free_port
+from mmrl.engine.server import LAUNCHERS, Supervised, free_port
 from mmrl.policies.text.loading import server_model
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.net.secrets import HIDDEN
