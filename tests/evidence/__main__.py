@@ -16,9 +16,23 @@ from typing import Any
 
 import torch
 
-from tests.evidence.rows import ROWS
+from tests.evidence import (
+    chains,
+    codes,
+    pixels,
+    planner_rows,
+    points,
+    sounds,
+    text_tasks,
+    thinking_rows,
+    turn_tasks,
+    video_rows,
+)
 from tests.evidence.task import Outcome, Row, verdict
 
+FILES = (text_tasks, planner_rows, video_rows, points, turn_tasks, pixels, chains, codes, thinking_rows, sounds)
+ROWS = [row for file in FILES for row in file.ROWS]
+ELSEWHERE = {**text_tasks.ELSEWHERE, **video_rows.ELSEWHERE, **points.ELSEWHERE}
 SEEDS = (0, 1, 2)
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "mmrl" / "algorithms" / "presets" / "cards" / "evidence.json"

@@ -7,8 +7,7 @@ import pytest
 
 from mmrl.algorithms.presets import PRESETS
 from tests.evidence import writers
-from tests.evidence.__main__ import FILE, SEEDS
-from tests.evidence.rows import ELSEWHERE, ROWS
+from tests.evidence.__main__ import ELSEWHERE, FILE, ROWS, SEEDS
 from tests.evidence.task import Outcome, Row, verdict
 from tests.evidence.teachers import compare
 from tests.learning.test_presets_learn import PRESETS as LEARNING

@@ -1,10 +1,11 @@
-"""Types and shapes of mmrl are checked at every call where a variable of the environment says so, as in make check."""
+"""What tests are made with: types and shapes checked at every call, as in make check, and tests that look at many things."""
 
 import ast
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import module_from_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ForwardRef, Literal
 
@@ -14,6 +15,7 @@ from jaxtyping import Float, TypeCheckError
 
 from mmrl.answers.boxes.box import Box
 from tests.changed import CHECKED
+from tests.support.each import for_each
 from tests.support.refused import refused
 from tests.support.type_checks import CHECK, Finder, Marker, checked, names_array, wanted
 
@@ -92,3 +94,36 @@ def test_shapes_are_bound_where_arrays_are_named(hint: object, has_shapes: bool)
 )
 def test_functions_dataclasses_and_inner_functions_of_arrays_are_marked(source: str):
     assert ast.unparse(Marker().visit(ast.parse(source))).count(f"@{CHECK}") == 1
+
+
+@for_each("number, word", [(1, "a"), (2, "b")])
+def test_fixtures_are_given_to_every_case(number: int, word: str, tmp_path: Path):
+    (tmp_path / word).write_text(str(number))
+    assert len(list(tmp_path.iterdir())) == number
+
+
+def test_the_faults_of_all_cases_are_told():
+    @for_each("number", range(5), ids=lambda number: f"case {number}")
+    def look(number: int) -> None:
+        if number == 3:
+            raise KeyError("three")
+        assert number % 2 == 0, f"{number} is odd"
+
+    told = refused("2 of 5 are wrong", look, error=pytest.fail.Exception)
+    lines = str(told.value).splitlines()
+    assert [line for line in lines if line.startswith("case 1: 1 is odd")]
+    assert [line for line in lines if line.startswith("case 3: KeyError: 'three' (test_type_checks.py:")]
+
+
+def test_what_fails_inside_a_case_is_a_fault_of_it():
+    @for_each("number", [0])
+    def look(number: int) -> None:
+        with pytest.raises(ValueError, match="x"):
+            pass
+
+    refused(r"0: DID NOT RAISE.*ValueError", look, error=pytest.fail.Exception)
+
+
+def test_nothing_to_look_at_is_a_fault():
+    look = for_each("number", [])(lambda number: None)
+    refused("nothing to look at", look, error=AssertionError)

@@ -1,6 +1,6 @@
 """A Qwen3-VL of 0.9 M parameters that can walk through mazes, and imitates lazy people, learns from its reward to walk again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
@@ -15,7 +16,8 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.samples import Turn
 from mmrl.lab.tiny.teaching import cosine
 from mmrl.lab.tiny.text.student import Student, save
-from tests.support.imitation import learn, with_answers
+from mmrl.runtime.tensors import mark_tables
+from mmrl.training.optim import Muon
 
 CELLS, SIDE = 2, 64
 """Cells and pixels along a side; with 3 cells the imitation takes several times as long."""
@@ -103,3 +105,32 @@ def share_that_arrives(folder: Path, seed: int, skill: int, demonstrations: int,
 def test_a_walker_learns_to_arrive(seed: int, tmp_path: Path):
     before, after = share_that_arrives(tmp_path, seed, skill=120, demonstrations=30, steps=24)
     assert before < 0.4 and after > before + 0.3
+
+
+def learn(model: Any, batches: Iterable[dict[str, Tensor]], lr: Callable[[int], float]) -> Iterator[float]:
+    """Train on a batch each time the loss is asked for, at the learning rate of that step (from 0)."""
+    mark_tables(model)
+    optimizer = Muon(model.parameters(), lr(0), weight_decay=0.0)
+    for step, fed in enumerate(batches):
+        model.train()
+        for group in optimizer.param_groups:
+            group["lr"] = lr(step)
+        loss = model(**fed).loss
+        model.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield loss.item()
+
+
+def with_answers(fed: dict[str, Tensor], tokenizer: Any, answers: Sequence[str]) -> dict[str, Tensor]:
+    """A batch of prompts with the answers behind them, and labels on the answers' tokens only."""
+    written = tokenizer([answer + tokenizer.eos_token for answer in answers], padding=True, padding_side="right")
+    ids, mask = (torch.tensor(written[name]) for name in ("input_ids", "attention_mask"))
+    unlabelled = torch.full_like(fed["input_ids"], -100)
+    return fed | {
+        "input_ids": torch.cat([fed["input_ids"], ids], dim=1),
+        "attention_mask": torch.cat([fed["attention_mask"], mask], dim=1),
+        "mm_token_type_ids": torch.cat([fed["mm_token_type_ids"], torch.zeros_like(ids)], dim=1),
+        "labels": torch.cat([unlabelled, ids.masked_fill(mask == 0, -100)], dim=1),
+    }
