@@ -250,19 +250,8 @@ def test_a_term_without_a_clip_declares_none():
 
 
 UNCREDITED = {
-    "FlowKL",
-    "ReferenceKL",
-    "Entropy",
-    "Perception",
-    "Surprise",
-    "KeepLikely",
-    "OldKL",
-    "TrustHinge",
-    "BetweenReferences",
-    "LooserWhereGood",
-    "FollowTeacher",
-    "RewardGradient",
-    "ValueFit",
+    *("FlowKL", "ReferenceKL", "Entropy", "Perception", "Surprise", "KeepLikely", "OldKL", "TrustHinge", "BetweenReferences"),
+    *("LooserWhereGood", "FollowTeacher", "RewardGradient", "ValueFit"),
 }
 """Penalties and bonuses: importance weights never touch them, for they judge no action by its reward."""
 

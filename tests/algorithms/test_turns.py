@@ -12,9 +12,9 @@ from mmrl.algorithms.advantages.segments import HGPO, GiGPO, TurnReturns
 from mmrl.algorithms.shaping.thinking import SeldomTools, WhereToolsHelp
 from mmrl.algorithms.turns import turn_numbers
 from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
-from mmrl.core.types import Batch, Counts, Rollouts, Sample, Scores
+from mmrl.core.types import Batch, Rollouts, Sample, Scores
 from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_of
-from tests.support.rows import rollouts, scores
+from tests.support.rows import counts_of, make_batch, rollouts, scores
 
 PER_TURN = GiGPO(deviation=True, over="turns")
 UI_S1 = GiGPO(gamma=0.5, over="turns", alike="number", cut="wrong")
@@ -213,18 +213,14 @@ def test_a_state_that_is_not_known_is_like_nothing_else():
     assert turn_numbers(found)[1].tolist() == [0, -1, -1, 1]
 
 
-def counts_of(found: Rollouts) -> Counts:
-    return Counts(len(found), int(found.action_mask.sum()), len(found.groups))
-
-
 def batch_of(found: Rollouts) -> Batch:
-    zero = torch.zeros(found.action_mask.shape, dtype=torch.float64)
-    return Batch(found, zero, zero, zero)
+    return make_batch(found, torch.zeros(found.action_mask.shape, dtype=torch.float64), {})
 
 
 def test_turn_mean_gives_every_turn_the_same():
     found = drawn(5)
-    share = TurnMean()(batch_of(found), counts_of(found))
+    batch = batch_of(found)
+    share = TurnMean()(batch, counts_of(batch))
     assert float(share.sum()) == pytest.approx(1.0) and not share[~found.action_mask].any()
     for row, (_, sample) in zip(share, found.samples(), strict=True):
         for turn in sample.turns:
@@ -236,14 +232,15 @@ def test_turn_mean_leaves_out_turns_that_do_not_train():
     found = rollouts_of([episode(Said(2), Said(3), Said(1))])
     found.action_mask[0, :2] = False
     found.action_mask[0, 4] = False
-    share = TurnMean()(batch_of(found), counts_of(found))
+    batch = batch_of(found)
+    share = TurnMean()(batch, counts_of(batch))
     assert share[0].tolist() == [0, 0, 0, 0, 0, 0.25, 0.25, 0, 0, 0.5]
 
 
 def test_turn_mean_of_one_turn_is_the_sequence_mean():
     found = rollouts(torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]))
-    batch, counts = batch_of(found), counts_of(found)
-    torch.testing.assert_close(TurnMean()(batch, counts), SequenceMean()(batch, counts))
+    batch = batch_of(found)
+    torch.testing.assert_close(TurnMean()(batch, counts_of(batch)), SequenceMean()(batch, counts_of(batch)))
 
 
 def used_by(*used: bool, rewards: list[float]) -> tuple[Scores, Rollouts]:

@@ -37,26 +37,12 @@ EDIT = [name for name in NAMES if name.startswith("edit/")]
 CARDS = [name for name in NAMES if name.startswith("cards/")]
 WRITERS = [name for name in NAMES if name.startswith("writer/")]
 T2A = [name for name in NAMES if name.startswith("t2a/")]
-SMALL = [
-    "steps=2",
-    "prompts_per_step=2",
-    "algorithm.group_size=2",
-    "micro_batch=4096",
-    "evaluation.num_prompts=2",
-    "policy.sampling.max_new_tokens=8",
-]
+FEW = ("steps=2", "prompts_per_step=2", "algorithm.group_size=2", "evaluation.num_prompts=2")
+SMALL = [*FEW, "micro_batch=4096", "policy.sampling.max_new_tokens=8"]
 DIGITS = {"use": "digits_grounding", "size": 4}
 CLIPS = {"use": "moving_digits", "size": 4, "clip": {"side": 32, "glyph": [12, 16], "seconds": 6.0}}
 SMALL_PICTURES = [
-    "steps=2",
-    "prompts_per_step=2",
-    "algorithm.group_size=2",
-    "evaluation.num_prompts=2",
-    "evaluation.num_steps=4",
-    "policy.height=16",
-    "policy.width=16",
-    "policy.max_prompt_tokens=3",
-    "policy.lora.rank=4",
+    *(*FEW, "evaluation.num_steps=4", "policy.height=16", "policy.width=16", "policy.max_prompt_tokens=3", "policy.lora.rank=4"),
 ]
 TEXTS = {"use": "prompts", "texts": ["a red fox", "a blue door"]}
 pytestmark = pytest.mark.usefixtures("empty_desk")
