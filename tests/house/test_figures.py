@@ -1,4 +1,4 @@
-"""The shape of mmrl/ in figures, kept by limits: files per folder, `Any`, first words of docstrings, the lines of each thing, core.
+"""The shape of mmrl/ in figures, kept by limits: files per folder, `Any`, first words of docstrings, long functions, core.
 
 `python tests/house/test_figures.py` prints today's figures and every name that counts against a limit.
 """
