@@ -54,22 +54,23 @@ def load(
         seed: of a writer.
 
     Raises:
-        ValueError: none or several of path, texts and writer, or listing the first bad rows with file and line.
+        ValueError: none or several of path, texts and writer, an idle argument, or listing the first bad rows with file and line.
     """
     if (path is not None) + bool(texts) + (writer is not None) != 1:
         raise ValueError("the data set 'prompts' reads one source: set data.path, data.texts or data.writer")
+    is_lines = path is None or Path(path).suffix.lower() == ".txt"
+    read = ("split", "size", "seed") if writer else () if is_lines else ("split", "column")
+    given = {"split": split, "size": size, "seed": seed or None, "column": column}
+    if idle := [name for name, value in given.items() if value is not None and name not in read]:
+        raise ValueError(f"data.{idle[0]} is not read here: size and seed are of data.writer, column of rows, split of both")
     if writer is not None:
         return write(writer, size, split or "train", seed)
-    if size is not None:
-        raise ValueError("data.size belongs to data.writer: a file or a list of texts is read whole")
     report = Report(str(path or "texts"))
-    return prompts_from(_rows(path, texts, split, report), report, lambda row: _prompt(row, column))
+    rows = _lines(path, texts) if path is None or is_lines else split_rows(Path(path), report, split)
+    return prompts_from(rows, report, lambda row: _prompt(row, column))
 
 
-def _rows(path: str | Path | None, texts: Sequence[str], split: str | None, report: Report) -> Iterator[Row]:
-    if path is not None and Path(path).suffix.lower() != ".txt":
-        yield from split_rows(Path(path), report, split)
-        return
+def _lines(path: str | Path | None, texts: Sequence[str]) -> Iterator[Row]:
     source = "texts" if path is None else Path(path).name
     for number, line in enumerate(texts if path is None else read_text(Path(path)).splitlines(), start=1):
         if line.strip():

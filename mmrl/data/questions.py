@@ -140,10 +140,7 @@ class Questions:
 
     def split_of(self, row: Row) -> str:
         """The split a row belongs to."""
-        split = row.values.get("split")
-        if split is None:
-            raise ValueError("column split is missing or empty: leave `split` out, or say which split the row belongs to")
-        return str(split)
+        return row.split
 
     def _kind(self, row: Row, question: str, answer: Cell, options: tuple[str, ...]) -> tuple[str, str]:
         """The kind of the answer, and how it is counted."""

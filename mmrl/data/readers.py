@@ -63,6 +63,13 @@ class Row:
     def place(self) -> str:
         return f"{self.source}:{self.number}"
 
+    @property
+    def split(self) -> str:
+        """The split it belongs to by its column; ValueError without one."""
+        if self.values.get("split") is None:
+            raise ValueError("column split is missing or empty: leave `split` out, or say which split the row belongs to")
+        return str(self.values["split"])
+
 
 def as_list(value: Cell) -> list[Cell]:
     """The values of a cell that holds one, several or none."""

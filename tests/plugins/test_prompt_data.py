@@ -55,7 +55,7 @@ def test_what_cannot_be_read_is_said(dataset, tmp_path):
     refused(r"nope\.txt does not exist", dataset("prompts"), tmp_path / "nope.txt", error=FileNotFoundError)
     (tmp_path / "latin.txt").write_bytes("fünf".encode("latin-1"))
     refused("no text in UTF-8", dataset("prompts"), tmp_path / "latin.txt")
-    for both_or_none in ({}, {"path": "a.txt", "texts": ["x"]}):
+    for both_or_none in ({}, {"path": "a.txt", "texts": ["x"]}, {"texts": ["x"], "writer": "numbers"}):
         refused(r"set data\.path, data\.texts or data\.writer", dataset("prompts"), **both_or_none)
 
 
@@ -63,8 +63,8 @@ def test_texts_of_a_config_and_prompts_that_a_writer_makes_up(dataset):
     prompts = dataset("prompts")(writer="lettering", size=20, split="held_out", seed=3)
     assert len(prompts) == 20 and all(f'"{prompt.columns["target"]}"' in prompt.text for prompt in prompts)
     assert len(dataset("prompts")(writer="numbers")) == 72
-    refused(r"data\.size belongs to data\.writer", dataset("prompts"), texts=["a fox"], size=1)
-    refused(r"reads one source", dataset("prompts"), texts=["a fox"], writer="numbers")
+    for given in ({"size": 1}, {"split": "test"}, {"seed": 3}, {"column": "caption"}):
+        refused(f"data.{next(iter(given))} is not read here", dataset("prompts"), texts=["a fox"], **given)
     assert [(prompt.id, prompt.text) for prompt in dataset("prompts")(texts=["a fox", "dogs"])] == [("1", "a fox"), ("2", "dogs")]
 
 
@@ -111,12 +111,13 @@ def test_rows_of_edits_become_prompts(dataset, file):
     for copy in (mask, after):
         shutil.copy(a, copy)
     row = {"image": "a.png", "instruction": "make it black", "mask": "mask.png", "target": "after.png", "id": "c", "kind": "b"}
-    write(file, row, {"images": ["a.png", "b.png"], "instruction": "put one beside the other", "split": "test"})
+    write(file, row | {"split": "train"}, {"images": ["a.png", "b.png"], "instruction": "put b beside a", "split": "test"})
     one, two = dataset("edits")(file)
     assert (one.id, one.text, one.media) == ("c", "make it black", (a,))
-    assert one.columns == {"kind": "b", "mask": mask, "target": after, FILE_ROW: "rows.jsonl:1"}
+    assert one.columns == {"kind": "b", "mask": mask, "target": after, "split": "train", FILE_ROW: "rows.jsonl:1"}
     assert (two.id, len(two.media)) == ("2", 2)
     assert [prompt.id for prompt in dataset("edits")(file, split="test")] == ["2"]
+    refused(r"rows\.jsonl:1: column split is missing", dataset("edits"), write(file, row), split="test")
     assert check([one, two]).ok
 
 

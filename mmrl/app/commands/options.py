@@ -72,7 +72,7 @@ class TaskArguments:
     task: Annotated[
         str | None,
         Option(
-            help="Without a config: grounding, video (clips), qa, t2i (text to image), t2v (clips), i2v (from a picture) or edit."
+            help="Without a config: grounding, video, qa, t2i (pictures), t2v (clips), t2a (sounds), i2v (from pictures) or edit."
         ),
     ] = None
     model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None

@@ -151,8 +151,9 @@ def split_rows(path: Path, report: Report, split: str | None) -> Iterator[Row]:
         path, split = path / f"{split}.jsonl", None
     in_folder = path.is_dir() and not is_whole(path)
     for row in rows_of(path, report, split if in_folder else None):
-        if in_folder or split is None or row.values.get("split") == split:
-            yield row
+        with report.collecting(row.place, counts=True):
+            if in_folder or split is None or row.split == split:
+                yield row
 
 
 def prompts_in(

@@ -22,7 +22,7 @@ from mmrl.flow.schedules import Branching, Forward, Full, OneStep, Tree, Window
 from mmrl.flow.times import TimeSampler
 from mmrl.lab.demos import taught_model
 from mmrl.runtime.near import did_you_mean
-from mmrl.runtime.ranges import Positive, Range, check_ranges
+from mmrl.runtime.ranges import Positive, Range, check_ranges, fault_of
 
 OWN = ("algorithm", "optimizer", "sampler", "policy", "prompts_per_step", "micro_batch")
 """Keys of a config that a method of one's own may set; the others belong to the task, which is the same for all."""
@@ -208,6 +208,8 @@ def contest_of(task: str, methods: str, budget_s: float, seeds: str, model: str 
         numbers = tuple(int(seed) for seed in seeds.split(",") if seed.strip())
     except ValueError:
         raise ValueError(f"--seeds is {seeds!r}: write whole numbers with commas between them, such as 0,1,2") from None
+    if fault := fault_of(Positive, budget_s):
+        raise ValueError(f"--budget-seconds is {budget_s:g}: {fault}")
     names = tuple(name.strip() for name in methods.split(",") if name.strip())
     return Contest(task, names, budget_s, numbers, model, overrides=tuple(overrides))
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.core.types import Prompt, Request
+from mmrl.core.types import Prompt
 from mmrl.policies.flow.adapters import teacher_bytes
 from mmrl.policies.flow.families.base import SOURCE, Condition, FlowFamily, Index
 from mmrl.policies.flow.families.sources import kind_of
@@ -222,16 +222,6 @@ class DryForward:
         return torch.zeros_like(asked.x) + self.still.zero()
 
 
-def no_latents(family: FlowFamily, requests: Sequence[Request]) -> tuple[Tensor, Sequence[object]]:
-    """Latents of 0 for the pictures of the data, which are not opened."""
-    return torch.zeros(len(requests), *family.latent_shape), [None] * len(requests)
-
-
-def no_images(latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
-    """No image for every row."""
-    return [None] * len(latents)
-
-
 class FlowDryRun(DryRun):
     """A FlowPolicy that answers requests with no picture and velocities with 0. Raises what `load_meta` and FlowPolicy raise."""
 
@@ -243,9 +233,10 @@ class FlowDryRun(DryRun):
         parts = FlowParts(
             load=lambda config: small,
             generator=lambda host: DryGenerator(LocalGenerator(host), self.log, self.family),
-            given=partial(picture_samples, pictures=no_latents),
+            # pictures of the data are not opened
+            given=partial(picture_samples, pictures=lambda own, of: (torch.zeros(len(of), *own.latent_shape), [None] * len(of))),
             forward=lambda host: DryForward(host, self.log, still),
-            decoder=lambda host: no_images,
+            decoder=lambda host: lambda latents, size=None: [None] * len(latents),
             embeddings=lambda config, family: None,
             weights=still.keeper(),
             audit=no_audit,

@@ -32,7 +32,7 @@ class Latents:
     def __getitem__(self, places: Tensor) -> Tensor:
         if len(self.parts) == 1:
             return self.parts[0][places]
-        part = torch.searchsorted(self._ends, places, right=True)
+        part = torch.searchsorted(self._ends, places.contiguous(), right=True)
         used = part.unique().tolist() or [0]
         shapes = {self.parts[i].shape[1:] for i in used}
         assert len(shapes) == 1, f"latents of the shapes {shapes} in one tensor"
