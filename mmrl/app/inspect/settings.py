@@ -166,15 +166,11 @@ def field_notes(cls: type) -> dict[str, str]:
         if base is not object and is_dataclass(base):
             package = base.__module__.rpartition(".")[0]
             found |= {name: words for name, words in COMMON.get(package, {}).items() if name in base.__annotations__}
-            found |= dict(notes_in(class_body(base)))
+            for entry, below in pairwise(class_body(base)):
+                if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name) and isinstance(below, ast.Expr):
+                    text = ast.literal_eval(below.value) if isinstance(below.value, ast.Constant) else ""
+                    found[entry.target.id] = " ".join(str(text).split())
     return found
-
-
-def notes_in(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for statement, below in pairwise(body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(below, ast.Expr):
-            text = ast.literal_eval(below.value) if isinstance(below.value, ast.Constant) else ""
-            yield statement.target.id, " ".join(str(text).split())
 
 
 def class_body(cls: type) -> Sequence[ast.stmt]:

@@ -14,7 +14,7 @@ from mmrl.app.report.rows import SampleLine, by_task
 from mmrl.app.report.timing import beside_sentence, phases
 from mmrl.app.run.folder import Line, RunDir, also_split, lines_of_changes, read_lines
 from mmrl.app.toml.tables import Values, value_at
-from mmrl.training.settings import StageSettings, in_turn
+from mmrl.training.settings import TRAINS, StageSettings, in_turn
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 
 TRAIN, EVAL = "train", "eval"
@@ -64,8 +64,10 @@ class RunData:
 
     @property
     def steps_wanted(self) -> int | None:
-        steps = self.config.get("steps")
-        return steps if isinstance(steps, int) else None
+        """The number of the last step; None where nothing says it, or the last stage of a chain may end before."""
+        turns = [self.config["stage"][i] for i, _ in in_turn(chain_of(self.config))] or [self.config]
+        steps = [one.get("steps", value_at(one, "until", "most")) for one in turns if one.get("kind", "rl") in TRAINS]
+        return None if None in steps or "until" in turns[-1] else sum(steps)
 
 
 def load(path: Path | str) -> RunData:
@@ -108,13 +110,17 @@ def load(path: Path | str) -> RunData:
     return data
 
 
-def stages_taken(config: Values, lines: Sequence[Line]) -> list[Span]:
-    """The steps of each stage that trained, with its name; of a loop's, with the round."""
-    stages = [
+def chain_of(config: Values) -> list[StageSettings]:
+    """What each stage of a chain is called, and what loops repeat; empty for a run that is no chain."""
+    return [
         StageSettings(one["kind"], name=one.get("name", ""), rounds=one.get("rounds"), stages=tuple(one.get("stages", ())))
         for one in config.get("stage", [])
     ]
-    found: list[Span] = []
+
+
+def stages_taken(config: Values, lines: Sequence[Line]) -> list[Span]:
+    """The steps of each stage that trained, with its name; of a loop's, with the round."""
+    stages, found = chain_of(config), list[Span]()
     for number, (i, in_round) in enumerate(in_turn(stages), start=1):
         steps = [line["step"] for line in lines if line.get("run/stage") == number and "loss" in line]
         if steps:

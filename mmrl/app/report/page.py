@@ -269,7 +269,8 @@ def facts(data: RunData) -> list[tuple[str, str]]:
     wanted = data.steps_wanted
     seconds = sum(value for value in column(data.train, "time/step_s")[1] if math.isfinite(value))
     # stages that end early leave numbers out
-    found = [("steps", f"{data.steps_done} of {wanted}" if wanted is not None else str(len({one["step"] for one in data.train})))]
+    taken = len({one["step"] for one in data.train})
+    found = [("steps", str(taken) if wanted is None or data.stages else f"{data.steps_done} of {wanted}")]
     algorithm = data.config.get("algorithm", {})
     if isinstance(algorithm, Mapping) and {"epochs", "minibatches"} <= set(algorithm):
         updates = int(algorithm["epochs"]) * int(algorithm["minibatches"])

@@ -11,7 +11,6 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import quote
 
-from mmrl.app.report.charts import Chart
 from mmrl.app.report.curves import health, others, reward_charts
 from mmrl.app.report.data import EVAL, TRAIN, RunData, is_evaluation, read_config, warning_counts
 from mmrl.app.report.page import Example, description, environment
@@ -280,11 +279,8 @@ class Page:
         return part
 
     def _curves(self, data: RunData) -> Mapping[str, object]:
-        def there(charts: Sequence[Chart | None]) -> list[Chart]:
-            return [chart for chart in charts if chart is not None]
-
-        more = {"health": health(data), "others": others(data)[:MOST_CHARTS]}
-        return {"width": self.feed.width, "curves": there(reward_charts(data)), **more}
+        curves = [chart for chart in reward_charts(data) if chart is not None]
+        return {"width": self.feed.width, "curves": curves, "health": health(data), "others": others(data)[:MOST_CHARTS]}
 
     def _samples(self, data: RunData, newest: Sequence[tuple[str, int, Path]]) -> Mapping[str, object]:
         groups: list[tuple[str, int, list[Example], str]] = []

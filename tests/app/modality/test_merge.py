@@ -223,13 +223,7 @@ def test_a_table_that_is_the_head_too_is_cut_loose(target: str, stored: str, tmp
 NF4 = ["policy.weights=nf4", "policy.lora.rank=4", "optimizer.lr=0.05"]
 NF4 += ["save_every=1", "prompts_per_step=2", "evaluation.num_prompts=4"]
 KINDS = {
-    "text": [
-        "tiny/image",
-        "algorithm.preset=nsr",
-        "algorithm.minibatches=2",
-        "algorithm.group_size=2",
-        "policy.sampling.max_new_tokens=4",
-    ],
+    "text": ["tiny/image", "algorithm={preset='nsr', group_size=2, minibatches=2}", "policy.sampling.max_new_tokens=4"],
     "flow": ["tiny/flow", "policy.quantized.parts=['transformer', 'text_encoders']"],
 }
 

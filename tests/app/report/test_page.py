@@ -25,7 +25,7 @@ from mmrl.app.report.charts import (
     tick_text,
     ticks,
 )
-from mmrl.app.report.data import EVAL, changes, extremes, load, regressions, stages_taken
+from mmrl.app.report.data import EVAL, RunData, changes, extremes, load, regressions, stages_taken
 from mmrl.app.report.figures import bootstrap
 from mmrl.app.report.page import write_report
 from mmrl.app.report.rows import SampleLine
@@ -393,5 +393,5 @@ def test_stages_lie_behind_the_curves_as_bands():
     ends = [(float(x), float(x) + float(width)) for _, x, width in bands]
     assert ends[0][0] == LEFT and ends[2][1] == pytest.approx(WIDTH - RIGHT, abs=0.2)
     assert ends[0][1] == pytest.approx(ends[1][0], abs=0.2) and ends[1][1] == pytest.approx(ends[2][0], abs=0.2)
-    assert stages_taken({}, lines) == []
-    assert [one.steps for one in stages] == ["steps 1 to 2", "steps 3 to 5", "step 6"]
+    assert [one.steps for one in stages] == ["steps 1 to 2", "steps 3 to 5", "step 6"] and stages_taken({}, lines) == []
+    assert [RunData(RunDir(Path()), one, "", [], []).steps_wanted for one in (config, {"steps": 9}, {})] == [8, 9, None]
