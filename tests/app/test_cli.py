@@ -114,12 +114,14 @@ def test_a_link_that_leads_back_to_itself_is_named_whoever_follows_it(words: tup
         ("report", "~nobody-here/x"),
         ("train", "tiny/image", "output=~nobody-here/x"),
         ("plan", "tiny/image", "policy.model=~nobody-here/x"),
+        ("train", "--data", "one.jsonl", "--reward", "iou", "--reward", "format", "--data=other.jsonl"),
     ],
     " ".join,
 )
-def test_the_home_of_nobody_is_no_bug(words: tuple[str, ...], tmp_path: Path):
+def test_the_home_of_nobody_and_an_option_twice_are_no_bugs(words: tuple[str, ...], tmp_path: Path):
     done = mmrl(*words, cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "begins with ~ and a name that no user has" in done.stderr
+    said = "begins with ~ and a name that no user has" if "--data" not in words else "--data is given twice, and takes one value"
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and said in done.stderr
 
 
 def test_an_option_with_one_dash_is_told_so(capsys: pytest.CaptureFixture[str]):

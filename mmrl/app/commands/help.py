@@ -145,6 +145,16 @@ class InOrder(Commands):
             command.rich_help_panel = next((panel for panel, names in PANELS.items() if cmd_name in names), None)
         return command
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command and what follows it; ValueError for an option of one value that is given twice: the last would count."""
+        _, command, rest = found = super().resolve_command(ctx, args)
+        assert command is not None
+        given = command.make_parser(command.context_class(command, parent=ctx)).parse_args([*rest])[2]
+        once = [one for one in given if not (one.multiple or getattr(one, "is_flag", False))]
+        if twice := [one for one in once if once.count(one) > 1]:
+            raise ValueError(f"{twice[0].opts[0]} is given twice, and takes one value: leave one of them out")
+        return found
+
 
 def completing(*kinds: str) -> Callable[[str], list[str]]:
     """A completion of words by names of these kinds; the shell itself completes files."""
