@@ -96,7 +96,8 @@ class Audit:
         if self.steps > self.settings.audit_steps:
             if self.settings.audit_every == 0 or step % self.settings.audit_every:
                 return
-            rollouts = one_group(rollouts, random.Random(f"{self.settings.seed}/{step}"))
+            chosen = random.Random(f"{self.settings.seed}/{step}").choice(rollouts.group_ids.unique().tolist())
+            rollouts = rollouts.take((rollouts.group_ids == chosen).nonzero()[:, 0])
         found = ""
         try:
             with_hooks(self.policy, PolicyHooks).audit(rollouts)
@@ -125,12 +126,6 @@ def refuse_nothing_to_train(step: int, ranks: Ranks, trained: Rollouts, scores: 
     else:
         reason = "masks and the advantage dropped every row: look at algorithm.masks"
     raise TrainingStoppedError(f"step {step} has nothing to train on: {reason}")
-
-
-def one_group(rollouts: Rollouts, chance: random.Random) -> Rollouts:
-    """The rows of one group."""
-    ids = rollouts.group_ids.unique().tolist()
-    return rollouts.take((rollouts.group_ids == chance.choice(ids)).nonzero()[:, 0]) if len(ids) > 1 else rollouts
 
 
 def refuse_broken_weights(parameters: Iterable[nn.Parameter], step: int, lr: float) -> None:

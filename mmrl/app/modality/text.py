@@ -56,21 +56,17 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
     def adapt_algorithm(
         self, algorithm: Algorithm, policy: TextPolicyConfig, label: str, prompts: Sequence[Prompt] = ()
     ) -> Algorithm:
-        planner, sampling = with_hooks(algorithm.planner, PlannerHooks), policy.sampling
-        cut = [name for name, whole in (("top_p", 1), ("top_k", 0), ("min_p", 0)) if getattr(sampling, name) != whole]
+        planner, engine = with_hooks(algorithm.planner, PlannerHooks), policy.engine is not None
+        cut = [name for name, whole in (("top_p", 1), ("top_k", 0), ("min_p", 0)) if getattr(policy.sampling, name) != whole]
         reasons = {
             f"has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is 'text': take a preset "
             'for text such as grpo, or set policy.kind = "flow" for an image generator': algorithm.schedule is not None,
             f"looks at samples of few denoising steps first ({type(algorithm.planner).__name__}), but policy.kind is 'text', "
             'which has none: set algorithm.planner.kind = "Once"': planner.scouts,
             f"draws every token at a temperature of its own ({type(algorithm.planner).__name__}), which no server of "
-            "[policy.engine] does: remove that table, or set algorithm.planner.kind = 'Once'": (
-                planner.heats_tokens and policy.engine is not None
-            ),
+            "[policy.engine] does: remove that table, or set algorithm.planner.kind = 'Once'": planner.heats_tokens and engine,
             f"trains on what an engine notes, the log-probabilities of what policy.sampling.{' and '.join(cut)} leaves: set "
-            'algorithm.old = "reread", or leave the filter out': (
-                policy.engine is not None and bool(cut) and algorithm.old == "recorded"
-            ),
+            'algorithm.old = "reread", or leave the filter out': bool(cut) and engine and algorithm.old == "recorded",
         }
         refuse_where(f"algorithm {label} ", reasons)
         algorithm = with_teachers(algorithm, policy, label, prompts)

@@ -209,7 +209,11 @@ def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], lis
             "reward scores pictures, write `Modality: image` into the docstring at the top of its file"
         )
     rng = random.Random(style.seed)
-    tables = [text_probes(prompt, next_of_source(answered, i), style, rng) for i, prompt in enumerate(answered)]
+    tables = list[dict[str, str]]()
+    for i, prompt in enumerate(answered):
+        # those of other sources are answered in other ways
+        other = next(one for one in (*answered[i + 1 :], *answered[: i + 1]) if one.source == prompt.source)
+        tables.append(text_probes(prompt, other, style, rng))
     names = [name for name in tables[0] if all(name in table for table in tables)]
     groups = list[Group]()
     for i, (prompt, table) in enumerate(zip(answered, tables, strict=True)):
@@ -225,12 +229,6 @@ def with_chosen(prompt: Prompt) -> Prompt:
         return prompt
     texts = {column: message_text(prompt.columns[column]) for column in (CHOSEN, REJECTED)}
     return replace(prompt, answer=texts[CHOSEN], columns={**prompt.columns, **texts})
-
-
-def next_of_source(prompts: Sequence[Prompt], place: int) -> Prompt:
-    """The prompt after this one that is of the same source, for those of others are answered in other ways."""
-    after = [*prompts[place + 1 :], *prompts[: place + 1]]
-    return next(prompt for prompt in after if prompt.source == prompts[place].source)
 
 
 def text_probes(prompt: Prompt, other: Prompt, style: Style, rng: random.Random) -> dict[str, str]:

@@ -15,6 +15,7 @@ from mmrl.algorithms.samplers.learned import NearestValue
 from mmrl.algorithms.shaping.reference import Agreement
 from mmrl.algorithms.shaping.thinking import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
+from mmrl.answers.block import Template
 from mmrl.answers.needs import Need
 from mmrl.app.config.plug_ins import Loaded
 from mmrl.app.config.reward_needs import needs_of, parts_of, reads_boxes, refuse_missing_package
@@ -28,6 +29,7 @@ from mmrl.core.types import Prompt
 from mmrl.engine.server import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.workers.remote import SamplerSettings
+from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.policies.text.read.evaluate import QUANTITIES
 from mmrl.policies.text.read.looks import ANSWERS
 from mmrl.policies.text.settings import TextPolicyConfig, unshared
@@ -212,12 +214,22 @@ def check_context(config: RunConfig, ranks: Ranks) -> None:
 def check_environment(config: RunConfig, ranks: Ranks) -> None:
     """Refuse what samples of several turns cannot have; ValueError with the remedy."""
     environment, policy = config.environment, config.policy
+    algorithm, label = config.algorithm.algorithm, config.algorithm.label
     if environment is None:
-        return refuse_missing_environment(config)
+        turned = [one.name for one in config.evaluation.also if one.turns is not None]
+        reasons = {
+            f"evaluation.also {' and '.join(turned)} sets turns, and the run has no environment: write [environment] use": bool(
+                turned
+            ),
+            f"algorithm.preset is {config.algorithm.preset!r}, a method of samples of several turns, and the run has no "
+            'environment: write [environment] with use = "zoom" or one of yours, or set algorithm.needs_turns = false': (
+                algorithm.needs_turns
+            ),
+        }
+        return refuse_where("", reasons)
     if not isinstance(policy, TextPolicyConfig):
         raise ValueError(f"policy.kind is {modality_of(policy).name!r}, whose samples have no turns: remove [environment]")
     room, longest = environment.limits.tokens, policy.sampling.max_new_tokens
-    algorithm, label = config.algorithm.algorithm, config.algorithm.label
     reasons = {
         f"algorithm {label} shows prompts under views, and worlds answer plain samples: take another algorithm": (
             bool({*algorithm.views} - {SEEN})
@@ -256,18 +268,6 @@ def check_episode_cache(config: RunConfig) -> None:
     refuse_where(f"policy.episode_cache_mib is {policy.episode_cache_mib}, and ", reasons, ": leave it out")
 
 
-def refuse_missing_environment(config: RunConfig) -> None:
-    """Raise ValueError where a run without an environment asks for samples of several turns."""
-    algorithm = config.algorithm
-    if turned := [one.name for one in config.evaluation.also if one.turns is not None]:
-        raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and the run has no environment: write [environment] use")
-    if algorithm.algorithm.needs_turns:
-        raise ValueError(
-            f"algorithm.preset is {algorithm.preset!r}, a method of samples of several turns, and the run has no environment: "
-            'write [environment] with use = "zoom" or one of yours, or set algorithm.needs_turns = false'
-        )
-
-
 def look_at_scoring(config: RunConfig, loaded: Loaded, trained: Sequence[Prompt], asked: Sequence[Prompt]) -> None:
     """Look whether every reward can score the run's prompts and groups, and whether its files, packages and servers are there.
 
@@ -275,6 +275,7 @@ def look_at_scoring(config: RunConfig, loaded: Loaded, trained: Sequence[Prompt]
     for. Raises ValueError for another reward.
     """
     output, evaluation = config.makes, config.evaluation
+    asks = tags_of(config.policy.answer_format) if isinstance(config.policy, TextPolicyConfig) else None
     if seen := overlap_sentence(trained, asked):
         log.warning(f"held-out data: {seen}")
     group_size = config.algorithm.algorithm.group_size
@@ -289,6 +290,12 @@ def look_at_scoring(config: RunConfig, loaded: Loaded, trained: Sequence[Prompt]
                 reward, instead or function, asked, "[evaluation.data]", evaluation.num_samples, output, bool(instead)
             )
         found += other_fit(function, getattr(config.policy, "source_fit", None))
+        wanted = [getattr(part, "template", asks) for part in parts_of(function)]
+        if other := [one for one in get_args(Template) if asks and one != asks and one in wanted]:
+            log.warning(
+                f"reward {reward.label!r} has template = {other[0]!r}, and policy.answer_format asks for {asks!r}, which is 0 "
+                f"there: set reward.template = {asks!r}, or another policy.answer_format"
+            )
         if config.environment is None and any(need.turns for _, need, _ in needs_of(function)):
             found.append(
                 "reads what a world answered, and the run has no environment: write [environment], or take another reward"

@@ -79,9 +79,7 @@ def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-@lru_cache(maxsize=4096)
-def _real(folder: str) -> str:
-    return os.path.realpath(folder)
+_real = lru_cache(maxsize=4096)(os.path.realpath)
 
 
 @lru_cache(maxsize=256)

@@ -155,7 +155,9 @@ def test_columns_are_looked_at_when_a_run_is_built(caplog, tmp_path, name, colum
         "from mmrl import Box, Prompt\n"
         f"def load():\n    return [Prompt(str(i), 'fox', (), Box(0, 0, 9, 9), {{{column!r}: 9}}) for i in range(8)]\n"
     )
-    build(load(name, [f'data={{use = "{tmp_path / "data.py"}"}}', *OFF]))
+    words = ["reward.0.template=think"] if name == "tiny/image" else []
+    build(load(name, [f'data={{use = "{tmp_path / "data.py"}"}}', *OFF, *words]))
+    assert ("reward 'iou' has template = 'think', and policy.answer_format asks for 'direct'" in caplog.text) == bool(words)
     assert f"columns {column}," in caplog.text and said in caplog.text
 
 
