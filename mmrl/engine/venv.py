@@ -80,14 +80,13 @@ def read_venv(folder: Path) -> Venv | None:
         return None
     try:
         noted = json.loads((folder / MARKER).read_text())
+        return Venv(folder, **noted) if noted.pop("whole", False) else None
     except FileNotFoundError:
         named = sorted(folder.glob("lib/python3*/site-packages/vllm-*.dist-info"))
         return Venv(folder, named[0].name.removeprefix("vllm-").removesuffix(".dist-info")) if named else None
-    except ValueError:
+    except (AttributeError, TypeError, ValueError):
+        # cut off, or of another mmrl
         return None
-    if not noted.pop("whole", False):
-        return None
-    return Venv(folder, **noted)
 
 
 def note_begun(folder: Path) -> None:

@@ -208,11 +208,12 @@ def test_an_environment_of_ones_own(version: str, wanted: str | None, tmp_path: 
     refused(wanted, find_venv, tmp_path)
 
 
-def test_a_marker_that_was_cut_off_is_no_environment(tmp_path: Path):
+def test_a_marker_that_was_cut_off_or_is_of_another_mmrl_is_no_environment(tmp_path: Path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/vllm").touch()
-    (tmp_path / MARKER).write_text('{"whole": tr')
-    refused("half made", find_venv, tmp_path)
+    for text in ('{"whole": tr', "[1]", '{"whole": true, "version": "0.32.0", "later": 1}'):
+        (tmp_path / MARKER).write_text(text)
+        refused("half made", find_venv, tmp_path)
 
 
 def test_pins_are_exact_and_of_the_version_that_was_tried():

@@ -67,7 +67,8 @@ class EngineConfig:
         in_files = self.folder and self.sync != "broadcast"
         why = 'policy.engine.sync = "broadcast" writes none' if self.folder else "policy.engine.folder is empty"
         reasons = {
-            f"url names a server twice ({', '.join(self.url)}): name each once": len({*self.url}) < len(self.url),
+            f"url names a server twice ({', '.join(self.url)}): name each once": len({url.rstrip("/") for url in self.url})
+            < len(self.url),
             f"{idle} is for a server that mmrl starts, and policy.engine.url names servers that others run: remove one of them": (
                 idle is not None
             ),

@@ -94,7 +94,7 @@ def test_pictures_and_frames_keep_every_pixel():
         ({"url": ("http://me:secret@node7:8000",)}, "holds a user name, a password or a query"),
         ({"url": ("http://node7:8000/v1",)}, "write http://host:port"),
         ({"url": ("http://node7:8000",)}, "is another machine, and policy.engine.folder is empty"),
-        ({"url": ("http://localhost:1", "http://localhost:1")}, "names a server twice"),
+        ({"url": ("http://localhost:1", "http://localhost:1/")}, "names a server twice"),
         ({"url": ("http://localhost:1",), "port": 7}, "policy.engine.port is for a server that mmrl starts"),
         ({"memory_share": 1.5}, "memory_share is 1.5"),
         ({"local": "here", "folder": "/x"}, "policy.engine.local is 'here'"),
