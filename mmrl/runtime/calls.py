@@ -6,7 +6,7 @@ import inspect
 import queue
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from contextvars import copy_context
 from itertools import islice
@@ -120,28 +120,6 @@ async def wait_within(answer: Awaitable[Foreign], timeout_s: float | None) -> Fo
 def is_coroutine(function: object) -> bool:
     call = getattr(function, "__call__", None)  # noqa: B004 - a callable object's method is asked, not whether it is callable
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-class NoListError(TypeError):
-    """The object is no sequence of values."""
-
-
-def values_of(answer: Foreign, count: int) -> list[Foreign]:
-    """The values in order, at most one more than `count`, because there may be no end.
-
-    Raises NoListError where they have no order, or it is a text, whose letters are not values.
-    """
-    if isinstance(answer, str | bytes | bytearray | Mapping | Set):
-        raise NoListError
-    try:
-        found = iter(answer)
-    except TypeError:
-        raise NoListError from None
-    return list(islice(found, count + 1))
-
-
-def count_of(values: Sequence[object], wanted: int) -> str:
-    return str(len(values)) if len(values) <= wanted else f"more than {wanted}"
 
 
 def number(value: Foreign) -> float:

@@ -5,10 +5,11 @@ than 64 bits are refused for every setting.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from inspect import isclass
+from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, TypeGuard, Union, cast, get_args, get_origin, get_type_hints
 
@@ -148,3 +149,25 @@ def by_name(answer: object) -> tuple[Any, Mapping[str, Any]]:
     if not parts:
         raise TypeError("no numbers")
     return parts.pop("score") if "score" in parts else math.fsum(parts.values()), parts
+
+
+class NoListError(TypeError):
+    """The object is no sequence of values."""
+
+
+def values_of(answer: Any, count: int) -> list[Any]:
+    """The values in order, at most one more than `count`, because there may be no end.
+
+    Raises NoListError where they have no order, or it is a text, whose letters are not values.
+    """
+    if isinstance(answer, str | bytes | bytearray | Mapping | Set):
+        raise NoListError(f"answered {type(answer).__name__}")
+    try:
+        found = iter(answer)
+    except TypeError:
+        raise NoListError(f"answered {type(answer).__name__}") from None
+    return list(islice(found, count + 1))
+
+
+def count_of(values: Sequence[object], wanted: int) -> str:
+    return str(len(values)) if len(values) <= wanted else f"more than {wanted}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from mmrl.core.samples import Group, Prompt, Scored
 from mmrl.runtime.net.loops import wait_for
-from mmrl.runtime.ranges import by_name, check_ranges
+from mmrl.runtime.ranges import by_name, check_ranges, count_of, values_of
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,11 @@ class AroundPictures:
 
 def answers_of(inner: Callable[..., Any], group: Group, who: str = "the reward", what: str = "samples") -> list[Scored | None]:
     """A reward's answer for each sample of a group; ValueError where it does not answer one per sample."""
-    answers = inner(group)
-    found = list(wait_for(answers) if inspect.isawaitable(answers) else answers)
-    if len(found) != len(group.samples):
-        raise ValueError(
-            f"{who} answered {len(found)} values for the {len(group.samples)} {what} of prompt {group.prompt.id!r}: "
-            "let it return one per sample"
-        )
+    answers, count = inner(group), len(group.samples)
+    found = values_of(wait_for(answers) if inspect.isawaitable(answers) else answers, count)
+    if len(found) != count:
+        said = f"answered {count_of(found, count)} values for the {count} {what} of prompt {group.prompt.id!r}"
+        raise ValueError(f"{who} {said}: let it return one per sample")
     return [None if one is None else one if isinstance(one, Scored) else Scored(*by_name(one)) for one in found]
 
 

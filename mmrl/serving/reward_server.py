@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from mmrl.core.samples import Group, Scored, Status
 from mmrl.runtime.net.loops import wait_for
-from mmrl.runtime.ranges import Range, check_ranges
+from mmrl.runtime.ranges import Range, check_ranges, count_of, values_of
 from mmrl.serving import wire
 from mmrl.serving.guard import Application, Guard, serve_beside
 
@@ -235,9 +235,11 @@ def answer(reward: Served, group: Group) -> wire.ServedScores:
     count = len(group.samples)
     try:
         outcome = reward.function(group)
-        answers = list(wait_for(outcome) if inspect.isawaitable(outcome) else outcome)
+        answers = values_of(wait_for(outcome) if inspect.isawaitable(outcome) else outcome, count)
         if len(answers) != count:
-            raise wire.WireError(f"answered {len(answers)} values for {count} samples: return one per sample, in order")
+            raise wire.WireError(
+                f"answered {count_of(answers, count)} values for {count} samples: return one per sample, in order"
+            )
         return wire.reply_of(answers, reward.fingerprint)
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; the client gets the error
         raised = f"{type(error).__name__}: {str(error)[:2000]}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -95,7 +96,12 @@ def brightness(group: Group) -> list[float]:
     return [float(np.asarray(sample.image).mean()) for sample in group.samples]
 
 
-FUNCTIONS = {f.__name__: f for f in (length, slow_length, odd, named, broken, short, brightness)} | {"pointwise": Pointwise()}
+FUNCTIONS = {f.__name__: f for f in (length, slow_length, odd, named, broken, short, brightness)} | {
+    "pointwise": Pointwise(),
+    "text": lambda group: "12",
+    "set": lambda group: {1.0, 2.0},
+    "endless": lambda group: count(),
+}
 
 
 def serving(
@@ -133,6 +139,8 @@ def test_pixels_arrive_and_none_nan_and_parts_come_back_as_the_reward_gave_them(
 def test_a_reward_that_raises_or_changes_is_told_from_a_broken_server(base: str):
     refused("ZeroDivisionError: by design", RemoteReward(f"{base}/broken").score, group_of("a"), error=RemoteRewardError)
     refused("answered 1 values for 2 samples", RemoteReward(f"{base}/short").score, group_of("a", "b"), error=RemoteRewardError)
+    for name, said in {"text": "answered str", "set": "answered set", "endless": "answered more than 2 values"}.items():
+        refused(said, RemoteReward(f"{base}/{name}").score, group_of("a", "b"), error=RemoteRewardError)
     remote = replace(RemoteReward(f"{base}/length").connect(), fingerprint="another")
     refused("now serves another version", remote.score, group_of("a"), error=RewardUnavailableError)
 

@@ -15,9 +15,9 @@ from mmrl.core.protocols import Reward
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Rollouts, Sample, Scored, Scores, Status
 from mmrl.runtime.blame import RewardUnavailableError, describe, is_from_outside, shown
-from mmrl.runtime.calls import NoListError, count_of, number, outcome_of, values_of
+from mmrl.runtime.calls import number, outcome_of
 from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
-from mmrl.runtime.ranges import Number, Positive, Share, by_name, check_ranges
+from mmrl.runtime.ranges import NoListError, Number, Positive, Share, by_name, check_ranges, count_of, values_of
 from mmrl.runtime.workers import LoadError
 from mmrl.training.rewards.cache import RawAnswer
 from mmrl.training.rewards.calls import Calling, Meter, RewardCaller, Transform, is_same, no_call, nothing
@@ -342,11 +342,9 @@ def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer
     count = len(group.samples)
     try:
         answers = values_of(outcome, count)
-    except NoListError:
-        raise RewardError(
-            f"reward {reward.name!r} answered {type(outcome).__name__} for prompt {group.prompt.id!r}: "
-            "return a list with one float or None per sample"
-        ) from None
+    except NoListError as error:
+        text = f"reward {reward.name!r} {error} for prompt {group.prompt.id!r}: return a list with one float or None per sample"
+        raise RewardError(text) from None
     except BaseException as error:
         if is_from_outside(error):
             raise
