@@ -36,12 +36,14 @@ from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_wh
 from mmrl.app.run.beforehand import what_is_missing
 from mmrl.app.run.build import load_data, with_local_model
 from mmrl.app.run.sample_files import strip_of, write_clip
+from mmrl.app.toml.reader import make
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.data.sources import first_of_each
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.prompt.templates import tags_of
+from mmrl.runtime.near import link
 from mmrl.serving.media import data_url
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
@@ -115,11 +117,7 @@ def inputs_of_test(
         style = probes.Style(
             cast(Space, space or style.space), style.template or tags_of(getattr(config.policy, "answer_format", ""))
         )
-    made = [in_space(read_reward(r, ("reward", str(i)), table)(), style.space) for i, r in enumerate(config.reward)]
-    loaded = [
-        NamedReward(r.label, one, r.weight, sources=r.sources, transform=r.transform)
-        for r, one in zip(config.reward, made, strict=True)
-    ]
+    loaded = [tried_alone(one, i, table, style.space, one.label) for i, one in enumerate(config.reward)]
     if read is not None:
         return loaded, *read(), style
     prompts = load_data(config.data, ("data",), table)
@@ -146,10 +144,14 @@ def one_reward(use: str, settings: Sequence[str], space: Space) -> NamedReward:
     """A reward by name, path or address, with its settings as `key=value`."""
     table = Table.of({"reward": [{"use": use}]}, "command line", (f"reward.0.{assignment}" for assignment in settings))
     read_runs_as_rewards(table)
-    args = dict(table.values["reward"][0])
-    reward = RewardConfig(args.pop("use"), args=args)
-    function = read_reward(reward, ("reward", "0"), table)()
-    return NamedReward(plugins.default_name(use), in_space(function, space))
+    reward = make(RewardConfig, table.values["reward"][0], ("reward", "0"), table)
+    return tried_alone(reward, 0, table, space, reward.name or plugins.default_name(use))
+
+
+def tried_alone(reward: RewardConfig, i: int, table: Table, space: Space, name: str) -> NamedReward:
+    """A reward as it is tried, called here whatever its table says, with what its scores count."""
+    function = in_space(read_reward(reward, ("reward", str(i)), table)(), space)
+    return NamedReward(name, function, reward.weight, sources=reward.sources, transform=reward.transform)
 
 
 def in_space(function: Any, space: Space) -> PlugIn:
@@ -166,6 +168,8 @@ def data_of(data: str, file: FileOptions = FileOptions()) -> Shown:
     for option, said in (("--as", file.layout), ("--image-root", file.image_root)):
         if said is not None:
             raise ValueError(f"{option} {said} is about a file, and {data} is a data set or no file: leave {option} out")
+    if Path(data).suffix and ".py" not in data:
+        raise FileNotFoundError(f"no file or folder {data}{link(Path(data))}: check the path")
     table = Table.of({"data": {"use": data}}, "command line")
     return list(islice(load_data(DataConfig(data), ("data",), table), MOST_PROMPTS)), []
 
@@ -186,7 +190,9 @@ def score(target: str, settings: Sequence[str], data: str, options: ScoreOptions
     tried = one_reward(target, settings, "norm1000")
     if missing := what_is_missing(tried.function):
         raise ValueError(f"reward {tried.name!r} {missing}")
-    runner = RewardRunner([replace(tried, max_failed=1.0)])
+    if len(tasks) < len(found):
+        console.print(f"{len(found) - len(tasks)} of {len(found)} rows have no output and are left out", style="yellow")
+    runner = RewardRunner([replace(tried, max_failed=1.0, weight=1.0)])
     groups = [Group(i, task.prompt, task.samples) for i, task in enumerate(tasks)]
     cards = [
         card(task, i, float(table.values[i, 0]), int(table.status[i, 0]), table.parts[i])

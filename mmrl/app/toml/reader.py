@@ -162,10 +162,13 @@ def read(hint: object, value: object, path: KeyPath, table: Table, own: object =
     Raises ValueError for a text or truth value for a number, which Python or pydantic would take, or a number out of its range.
     """
     classes = dataclasses_in(hint)
+    if isinstance(value, Mapping) and classes and get_origin(hint) is tuple:
+        raise ValueError(f"{table.at(path)} is one table of what may be several: write [[{'.'.join(path)}]]")
     if isinstance(value, Mapping) and classes:
         return read_table(classes, value, path, table, own)
     if isinstance(value, list | tuple) and classes:
-        return [read(hint, item, (*path, str(i)), table) for i, item in enumerate(value)]
+        each = get_args(hint)[0] if get_origin(hint) is tuple else hint
+        return [read(each, item, (*path, str(i)), table) for i, item in enumerate(value)]
     fault = kind_fault(hint, value) or fault_of(hint, value)
     if fault:
         raise ValueError(f"{table.at(path)} is {value!r}: {fault}")

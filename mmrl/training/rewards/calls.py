@@ -69,9 +69,9 @@ class Transform:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.scale == 0:
-            raise ValueError(f"{self}: scale must not be 0")
+            raise ValueError("transform.scale is 0, and rewards are divided by it: set another, such as 1")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"{self}: low is above high")
+            raise ValueError(f"transform.low is {self.low}, above transform.high = {self.high}: exchange them")
 
     def __call__(self, value: float) -> float:
         moved = (value - self.shift) / self.scale

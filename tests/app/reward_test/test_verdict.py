@@ -255,11 +255,14 @@ def test_score_reads_completions_and_counts_what_has_no_score(tmp_path: Path, ca
     rows = [
         {"prompt": "how?", "answer": "4", "completions": ["<think>a</think><answer>4</answer>", "5"]},
         {"prompt": "why?", "answer": "x", "completion": "<answer>x</answer>"},
+        {"prompt": "who?", "answer": "x", "completion": None},
     ]
     file = rows_file(tmp_path, rows)
-    assert [len(task.samples) for task in read_tasks(Path(file))] == [2, 1]
-    tools.score("format", ["template=think"], file)
-    assert "3 scored" in capsys.readouterr().out
+    assert [len(task.samples) for task in read_tasks(Path(file))] == [2, 1, 0]
+    tools.score("format", ["template=think", "name=kept", "weight=0.0", "transform.shift=-1.0"], file)
+    out = capsys.readouterr().out
+    assert "1 of 3 rows have no output" in out and "kept, best first" in out and "3 scored, mean 1.333, 1 to 2" in out
+    refused("no file or folder .*rows.jsonk.*check the path", tools.data_of, f"{file[:-1]}k", error=FileNotFoundError)
     with pytest.raises(ValueError, match="iou scored none of the 1 outputs"):
         tools.score("iou", [], rows_file(tmp_path, [{"prompt": "what?", "answer": "x", "completion": "x"}]))
 

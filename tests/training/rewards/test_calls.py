@@ -375,7 +375,7 @@ def test_transform_counts_and_raw_is_logged():
     [table] = runner(numbers, transform=Transform(scale=2.0, shift=-1.0, high=1.5)).score([group()])
     assert table.values[:, 0].tolist() == [0.5, 1.0, 1.5, 1.5]
     assert [parts["mine/raw"] for parts in table.parts] == [0, 1, 2, 3]
-    refused("scale must not be 0", Transform, scale=0.0)
+    refused("transform.scale is 0", Transform, scale=0.0)
 
 
 def test_measures_tell_seconds_and_start_again():
