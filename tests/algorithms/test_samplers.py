@@ -43,9 +43,10 @@ SAMPLERS = {
 both = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
 
 
-def test_peeking_moves_nothing():
-    sampler = Shuffled(PROMPTS, 3)
-    for size in (3, 5, 9):
+@pytest.mark.parametrize("make", [lambda: Shuffled(PROMPTS, 3), lambda: Mixture(lists())], ids=["shuffled", "mixture"])
+def test_peeking_moves_nothing(make):
+    sampler = make()
+    for size in (3, 5, 9, 7):
         ahead = ids(list(sampler.peek(size)))
         assert ids(list(sampler.peek(2))) == ahead[:2]
         assert ids(sampler.draw(size)) == ahead
@@ -95,6 +96,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "VarianceAware": lambda seed=0: VarianceAware(KNOWN, seed),
     "Curriculum": lambda seed=0: Curriculum(KNOWN, seed, edges=(0.2,), draws_per_stage=3),
 }
+MIXTURES = {"lists": lambda seed=0: Mixture(lists(), seed), "streams": lambda seed=0: Mixture(streams(), seed)}
 every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
@@ -112,7 +114,7 @@ def run(sampler: PromptSampler, steps: int, size: int = 6) -> list[list[str]]:
     return drawn
 
 
-@every
+@pytest.mark.parametrize("make", [*MAKERS.values(), *MIXTURES.values()], ids=[*MAKERS, *MIXTURES])
 def test_resumed_is_uninterrupted_and_the_seed_decides(make: Callable[..., Any]):
     whole, first, second = make(), make(), make()
     assert isinstance(whole, PromptSampler)
@@ -294,24 +296,6 @@ def test_each_source_goes_through_all_of_its_prompts():
 def test_without_weights_a_source_is_as_large_as_it_is():
     drawn = Mixture(lists(None)).draw(20)
     assert len({prompt.id for prompt in drawn}) == 20
-
-
-@pytest.mark.parametrize("make", [lists, streams])
-def test_a_resumed_mixture_is_uninterrupted_and_the_seed_decides(make):
-    whole, first, second = Mixture(make()), Mixture(make()), Mixture(make())
-    assert isinstance(whole, PromptSampler)
-    steps = [[one.id for one in whole.draw(6)] for _ in range(8)]
-    assert [[one.id for one in first.draw(6)] for _ in range(3)] == steps[:3]
-    second.load_state_dict(first.state_dict())
-    assert [[one.id for one in second.draw(6)] for _ in range(5)] == steps[3:]
-    assert [[one.id for one in Mixture(make(), 1).draw(6)]] != steps[:1]
-
-
-def test_a_look_ahead_is_the_next_draw():
-    sampler = Mixture(lists())
-    for _ in range(5):
-        ahead = [one.id for one in sampler.peek(7)]
-        assert ahead == [one.id for one in sampler.draw(7)]
 
 
 def test_a_look_ahead_ends_where_a_stream_would_be_read():

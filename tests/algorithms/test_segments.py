@@ -20,15 +20,14 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.segments import SegmentValues, TreeBranches
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Observation, Segment, Turn, segments_of
 from mmrl.core.types import Credit, Group, Prompt, Rollouts, Sample
-from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
+from tests.algorithms.test_replay import goes_on_exactly
 from tests.flow.test_learning import small
 from tests.support.rows import FEW, Nothing, of_samples, rollouts, scores, with_fields
-from tests.support.trainers import make_trainer, weights
+from tests.support.trainers import make_trainer
 
 PLANNER = SegmentValues(interval=2, continuations=3)
 
@@ -269,21 +268,11 @@ def test_resumed_is_uninterrupted(tmp_path: Path):
     def fresh() -> Trainer:
         return make_trainer(replace(small("ddpo"), advantage=PromptHistory(size=20, least=20), group_size=6), steps=4, lr=1e-2)
 
-    whole, first, second, forgetful = (fresh() for _ in range(4))
-    for _ in range(4):
-        whole.step()
-    for _ in range(2):
-        first.step()
-    Checkpoints(tmp_path).save(2, first.state_dict(), Ranks())
-    second.load_state_dict(Checkpoints(tmp_path).load())
-    state = Checkpoints(tmp_path).load()
-    state["parts"]["advantage"]["rewards"] = {}
-    forgetful.load_state_dict(state)
-    for trainer in (second, forgetful):
-        for _ in range(2):
-            trainer.step()
-    assert torch.equal(weights(whole), weights(second))
-    assert not torch.equal(weights(whole), weights(forgetful)), "the memory matters"
+    def forget(state: Any) -> None:
+        state["parts"]["advantage"]["rewards"] = {}
+
+    assert goes_on_exactly(fresh, tmp_path / "one", at=2, steps=4)
+    assert not goes_on_exactly(fresh, tmp_path / "other", at=2, steps=4, forget=forget), "the memory matters"
 
 
 def test_a_prompt_alone_in_its_step_learns_from_earlier_ones():
