@@ -289,11 +289,11 @@ def test_a_reward_that_exits_does_not_end_the_server():
         (200, b"[1, 2]", "is no reward server"),
         (404, b"not found", "answered 404: not found.*is the address right"),
         (500, b"oops", "answered 500: oops.*is the address right"),
-        (302, b"", "answered 302"),
+        (302, b"moved", "answered 302: moved https://here/.*is the address right"),
     ],
 )
 def test_other_servers_are_told_before_training(code: int, body: bytes, message: str):
-    with rude(answers(code, body)) as server, pytest.raises(ValueError, match=message):
+    with rude(answers(code, body, "Location: https://here/")) as server, pytest.raises(ValueError, match=message):
         RemoteReward(f"{server.url}/length").connect(wait_s=2.0)
 
 

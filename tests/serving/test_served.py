@@ -1,6 +1,7 @@
 """`mmrl reward serve` as a program: its spec, its end, a run whose server dies, and a reward in an environment of its own."""
 
 import os
+import platform
 import re
 import signal
 import socket
@@ -200,8 +201,10 @@ def test_it_listens_before_it_says_so(spec: Path, monkeypatch: pytest.MonkeyPatc
         listener.close()
 
     monkeypatch.setattr(serve, "serve_until_stopped", look)
-    serve.serve(spec, port=0)
-    assert re.fullmatch(r'use = "http://127\.0\.0\.1:\d+/mine"\n', said[0])
+    monkeypatch.setenv("MMRL_REWARD_TOKEN", TOKEN)
+    for host, shown in (("127.0.0.1", r"127\.0\.0\.1"), ("0.0.0.0", platform.node())):
+        serve.serve(spec, host, port=0)
+        assert re.fullmatch(rf'use = "http://{shown}:\d+/mine"\n', said.pop())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ threshold = 0.5         # the reward's own fields
 """
 
 import os
+import platform
 import re
 import sys
 from collections.abc import Mapping
@@ -61,7 +62,8 @@ def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
             'here and where the run starts, or host = "127.0.0.1"'
         )
     listener = listen(spec.host, spec.port)
-    place = f"[{spec.host}]" if ":" in spec.host else spec.host
+    host = platform.node() if spec.host in ("0.0.0.0", "::") else spec.host
+    place = f"[{host}]" if ":" in host else host
     for name in rewards:
         typer.echo(f'use = "http://{place}:{listener.getsockname()[1]}/{name}"')
     sys.stdout.flush()

@@ -85,8 +85,8 @@ class HttpResponse:
 
     @property
     def text(self) -> str:
-        """Its content for a message."""
-        return words(self.content.decode(errors="replace"))
+        """Its content, and where it redirects to, for a message."""
+        return words(f"{self.content.decode(errors='replace')} {self.headers.get('location', '')}")
 
 
 def fetch(
