@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import exp, nan
 from pathlib import Path
 from typing import Annotated, TypeVar
+from urllib.parse import urlsplit
 
 from PIL import Image
 
@@ -95,7 +96,7 @@ class ServedModel:
         read_secret(self.api_key_env)
 
     def ready(self) -> None:
-        """Ask once whether the server is there, whatever it answers to a question about its models.
+        """Ask once whether the server is there, whatever it answers to a question about its models, if `url` has a path.
 
         Raises RewardUnavailableError where it does not answer, or refuses the key.
         """
@@ -110,7 +111,8 @@ class ServedModel:
         try:
             request(self, "/models", None, deadline)
         except JudgeError as error:
-            if not re.search("answered (404|405)", str(error)):
+            # most often /v1 was forgotten
+            if not re.search("answered (404|405)", str(error)) or not urlsplit(self.url).path.strip("/"):
                 raise
 
 
