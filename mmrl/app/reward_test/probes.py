@@ -139,7 +139,7 @@ def _task(row: Row, root: Path) -> ProbeRow:
     columns = {name: value for name, value in values.items() if name not in (*TEXT, *ANSWER, *SPANS, *OUTPUTS, "id")}
     name = str(values.get("id", f"{Path(row.source).stem}-{row.number}"))
     prompt = Prompt(name, text, answer=answer, columns={**columns, FILE_ROW: row.place})
-    if answer is None and not _list_of(values, "completion", "completions"):
+    if answer is None and not _list_of(values, "completion", "completions") and values.get(CHOSEN) is None:
         clips = _list_of(values, "video", "videos")
         drawn = [Sample(image=upright(_path_of(root, image))) for image in images]
         films = [read_mp4(Path(_path_of(root, clip))) for clip in clips]
@@ -161,8 +161,10 @@ def _with_texts(prompt: Prompt, values: Mapping[str, object]) -> ProbeRow:
 
 
 def _list_of(values: Mapping[str, object], one: str, many: str) -> Sequence[object]:
-    found = values.get(many, values.get(one))
-    return cast(Sequence[Any], found) if isinstance(found, list) else [] if found is None else [found]
+    found = [values[name] for name in (one, many) if values.get(name) is not None]
+    if len(found) > 1:
+        raise ValueError(f"the row has {one} and {many}: write one of them")
+    return cast(Sequence[Any], found[0]) if found and isinstance(found[0], list) else found
 
 
 def _first(values: Mapping[str, object], names: Sequence[str]) -> object:

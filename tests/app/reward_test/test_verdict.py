@@ -350,6 +350,7 @@ NO_SPANS = ([[1.0]], [3.0, 1.0], "1-2", [], [["a", "b"]])
     ("row", "message"),
     [
         *(({"image": "a.png"}, "holds the prompt"), ({"prompt": "p", "image": "none.png"}, "none.png"), ({}, "holds the prompt")),
+        ({"prompt": "p", "completion": "a", "completions": ["b"]}, "the row has completion and completions: write one of them"),
         *(({"prompt": "when?", "spans": spans}, "spans are .*pairs of seconds") for spans in NO_SPANS),
     ],
 )
@@ -470,13 +471,14 @@ def test_pictures_may_lie_in_another_folder(tmp_path: Path, names: list[str]):
     [
         ({"prompt": "a fox", "image": "0.png"}, 1),
         ({"prompt": "1 + 1?", "answer": "2", "completions": ["2", "3"]}, 2),
-        ({"problem": "1 + 1?", "solution": "2", "completion": "2"}, 1),
+        ({"problem": "1 + 1?", "solution": "2", "completion": "2", "completions": None}, 1),
+        ({"question": "What is it?", "image": "0.png", "chosen": "a fox", "rejected": "a dog"}, 0),
     ],
 )
 def test_rows_with_outputs_are_no_questions(tmp_path: Path, names: list[str], row: dict[str, Any], outputs: int):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     [task] = read_tasks(tmp_path / "rows.jsonl")
-    assert len(task.samples) == outputs and task.draws == ("image" in row)
+    assert len(task.samples) == outputs and task.draws == (row.get("prompt") == "a fox")
 
 
 def test_bad_rows_are_named_with_their_layout_and_data_without_answers_with_both_remedies(tmp_path: Path, names: list[str]):
