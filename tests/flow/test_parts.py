@@ -10,11 +10,10 @@ from mmrl.algorithms.advantages.flow import BestOfN
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, CenteredReward, GroupPreference, NegativeAware
-from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.importance import EqualGradient
 from mmrl.core.readings import ORIGIN, PULL, SIGMA, TARGET_VELOCITY, VELOCITY
-from mmrl.core.types import Counts, Prompt
+from mmrl.core.types import Counts
 from mmrl.flow.dynamics import dynamics_of
 from mmrl.flow.integrate import gaussian_of
 from mmrl.flow.layout import lay_out
@@ -297,11 +296,6 @@ def test_the_lowest_rewards_may_leave_the_statistics():
     # mean 4 and deviation 1 of 3 4 5
     torch.testing.assert_close(credit.values[:, 0], torch.tensor([1.0, -4.0, -1.0, 0.0, -3.0]))
     refused(r"trimmed is 1\.0", Decoupled, trimmed=1.0)
-
-
-def test_sample_from_asks_for_other_weights():
-    requests = SampleFrom("ema").first([Prompt("a"), Prompt("b")], 3, 7, 0)
-    assert [(request.model, request.count, request.group_id) for request in requests] == [("ema", 3, 7), ("ema", 3, 8)]
 
 
 def test_a_group_that_fills_no_tree_stops_before_sampling():

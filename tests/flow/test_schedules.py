@@ -71,6 +71,7 @@ def test_the_official_empty_window_is_refused_with_the_remedy():
 
 
 def test_full_trains_the_last_step_on_request_alone_and_may_train_the_first_ones():
+    last: Any
     for last, kind in (("ode", "ode"), ("noisy", "cps")):
         plan = Full(3, "cps", 0.8, last=last).at(5)
         assert [name_of(step.dynamics) for step in plan.steps] == ["cps", "cps", kind] and trained(plan) == [0, 1], last
@@ -208,13 +209,6 @@ def test_every_key_of_the_schedulers_that_are_read_is_known():
         assert keys <= KNOWN | refused, f"{name}: {sorted(keys - KNOWN - refused)}"
 
 
-@pytest.mark.parametrize("spacing", [StaticShift(3.0), StaticShift(1.0), LinearShift(3.0), DynamicShift()], ids=str)
-def test_sigmas_fall_from_one_to_zero(spacing):
-    sigmas = of(spacing, 9, 1024)
-    assert sigmas[0] == 1 and sigmas[-1] == 0 and len(sigmas) == 10
-    assert (sigmas[1:] < sigmas[:-1]).all() and sigmas.dtype == torch.float32
-
-
 @pytest.mark.parametrize("shift", [1.0, 3.0, 6.0])
 @pytest.mark.parametrize(("listed", "dtype"), [("float32", torch.float32), ("float64", torch.float64)])
 def test_a_listed_even_grid_is_diffusers_bit_for_bit(shift: float, listed: Any, dtype: torch.dtype):
@@ -227,11 +221,6 @@ def test_a_listed_even_grid_is_diffusers_bit_for_bit(shift: float, listed: Any, 
 def test_respacing_divides_the_rest_of_the_grid():
     plan = RolloutPlan((StepPlan(),) * 3, LinearShift(1.0), grid_steps=5, respaced_from=1)
     torch.testing.assert_close(plan.sigmas(StaticShift()), torch.tensor([1, 0.8, 0.4, 0]))
-
-
-def test_a_plan_without_spacing_takes_the_models():
-    plan = Window(10, 3).at(0)
-    assert torch.equal(plan.sigmas(LinearShift(2.0)), of(LinearShift(2.0), 10))
 
 
 @pytest.mark.parametrize("steps", [4, 28])
