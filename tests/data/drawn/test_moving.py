@@ -103,6 +103,7 @@ def test_same_seed_same_scene_and_every_input_matters():
 def test_impossible_scenes_are_refused_with_a_reason(monkeypatch):
     refused("lower num_distractors", draw_scene, 0, 0, "train", SceneStyle(num_distractors=9))
     refused("one of train, held_out", draw_scene, 0, 0, "test")
+    refused("split", digits, "validation")
     refused("asked is", SceneStyle, asked=(10,))
     scenes._collection.cache_clear()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
@@ -118,14 +119,6 @@ def test_prompts_are_scenes_with_boxes_inside_their_pictures():
         assert prompt.text == "Where is the 7?" and box.label == "7" and prompt.columns["digit"] == 7
         assert box.corners == draw_scene(5, index, "held_out", SceneStyle(asked=(7,))).asked.corners
         assert len(prompt.columns["distractors"]) == 1
-
-
-def test_prompts_are_a_sequence():
-    drawn = digits(size=4)
-    assert drawn[-1].id == drawn[3].id and [prompt.id for prompt in drawn[1:3]] == [drawn[1].id, drawn[2].id]
-    with pytest.raises(IndexError):
-        drawn[4]
-    refused("split", digits, "validation")
 
 
 def test_hurried_answers_are_loose_and_half_of_them_confused():
