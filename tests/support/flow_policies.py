@@ -87,6 +87,15 @@ def read_again(policy: FlowPolicy, rollouts: Rollouts) -> tuple[float, list[str]
     return float(gap), [key for key, own in policy.weights.named.items() if own.grad is None or not bool(own.grad.any())]
 
 
+def assert_reads_again(policy: FlowPolicy, asked: Any, plan: RolloutPlan, bound: float = 1e-6, idle: str = "") -> Rollouts:
+    """Fail unless what is drawn is read again as noted, and gives all trainable weights but the `idle` ones a gradient."""
+    rollouts = policy.rollout(asked, plan)
+    policy.audit(rollouts)
+    difference, still = read_again(policy, rollouts)
+    assert difference <= bound and [name for name in still if not idle or idle not in name] == []
+    return rollouts
+
+
 def latents(policy: FlowPolicy, asked: Sequence[Request], plan: RolloutPlan) -> Tensor:
     """The samples before they are decoded."""
     seen: list[Tensor] = []

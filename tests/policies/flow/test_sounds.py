@@ -29,7 +29,7 @@ from mmrl.policies.flow.prompt.embedding_cache import open_cache
 from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.training.collect import preview_of
-from tests.support.flow_policies import LORA, latents, read_again, requests, stir, trace_of, with_adapters
+from tests.support.flow_policies import LORA, assert_reads_again, latents, requests, stir, trace_of, with_adapters
 from tests.support.pipelines import load_pipeline, noise_of
 from tests.support.refused import refused
 
@@ -152,11 +152,7 @@ def test_a_whole_pipeline_is_saved_and_draws_the_same(tiny: Any, tmp_path: Path,
     ("lora", "pictured"), [(LORA, False), (None, False), (None, True)], ids=["adapter", "whole", "whole from a frame"]
 )
 def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(tiny: Any, lora: LoraSettings | None, pictured: bool):
-    policy = make(tiny("ltx2"), lora=lora)
-    rollouts = policy.rollout(asked(3, pictured), Full(num_steps=3, level=0.7).at(0))
-    policy.audit(rollouts)
-    difference, still = read_again(policy, rollouts)
-    assert difference < 1e-6 and still == []
+    assert_reads_again(make(tiny("ltx2"), lora=lora), asked(3, pictured), Full(num_steps=3, level=0.7).at(0))
 
 
 @pytest.mark.parametrize("dynamics", ["flow_sde", "cps"])
@@ -372,10 +368,6 @@ def test_all_weights_train_and_the_saved_pipeline_is_its_model(tiny: Any, tmp_pa
 @pytest.mark.parametrize("lora", [LORA, None], ids=["adapter", "whole"])
 def test_readings_of_sounds_are_those_of_sampling_and_every_weight_gets_a_gradient(tiny: Any, lora: LoraSettings | None):
     policy = audio(tiny("stable_audio3"), lora=lora, forward_rows=16, decode_rows=16)
-    rollouts = policy.rollout(requests(count=2), LAST)
-    policy.audit(rollouts)
-    difference, still = read_again(policy, rollouts)
-    assert difference < 1e-5 and still == []
-    sample = rollouts.groups[0].samples[0]
+    sample = assert_reads_again(policy, requests(count=2), LAST, bound=1e-5).groups[0].samples[0]
     assert sample.rate == 16 and sample.sound.dtype == np.float32 and sample.sound.shape == (2, int(SECONDS * 16))
     assert sample.image is sample.video is None

@@ -23,7 +23,7 @@ from mmrl.policies.flow.families.flux.flux2 import places
 from mmrl.policies.flow.families.qwen.image import QwenImageEdit
 from mmrl.policies.flow.families.sources import latents_of
 from mmrl.policies.flow.policy import FlowPolicy
-from tests.support.flow_policies import LORA, PLANS, latents, logprobs, read_again, with_adapters
+from tests.support.flow_policies import LORA, PLANS, assert_reads_again, latents, logprobs, with_adapters
 from tests.support.pipelines import load_pipeline
 from tests.support.refused import refused
 
@@ -121,11 +121,7 @@ def test_without_noise_it_draws_what_the_pipeline_draws_from_the_same_pictures(t
 
 @pytest.mark.parametrize(("name", "plan"), [*((name, "flow_grpo") for name in EDITORS), ("kontext", "mix"), ("kontext", "tree")])
 def test_log_probabilities_are_read_again_and_every_adapter_gets_a_gradient(tiny: Tiny, name: str, plan: str):
-    policy = editor(tiny(name), name)
-    rollouts = policy.rollout(asked(name), PLANS[plan])
-    policy.audit(rollouts)
-    difference, still = read_again(policy, rollouts)
-    assert difference <= 1e-6 and [name for name in still if LEADS_NOWHERE not in name] == []
+    assert_reads_again(editor(tiny(name), name), asked(name), PLANS[plan], idle=LEADS_NOWHERE)
 
 
 @pytest.mark.parametrize("name", EDITORS)

@@ -11,13 +11,11 @@ from transformers import LlamaConfig
 
 from mmrl.app.inspect.ls import listing
 from mmrl.app.inspect.things import type_lines
-from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Prompt
 from mmrl.lab.tiny.text.ears import EARS
 from mmrl.lab.tiny.text.vlms import BY_RULE
 from mmrl.policies.shared.dry_run import LiveBytes, fake_weights
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.dry_run import join_windows
 from mmrl.policies.text.families import Family, family_of, types
 from mmrl.policies.text.families.base import parameters_of
@@ -121,14 +119,6 @@ def test_a_text_ends_a_completion_wherever_its_letters_were_cut_into_tokens():
     assert stops.first_ends(tokens, [[False]] * 4) == [None] * 4, "only where asked"
     assert stops.first_ends(tokens, [[True] * 12] * 4) == [11, None, 11, 3], "the first of several"
     assert stops.first_ends(tokens, [[False] * 4 + [True] * 8] * 4) == [11, None, 11, 4], "its text is still in the window"
-
-
-def test_what_nobody_can_read_is_refused_and_the_rest_is_not():
-    known = frozenset({"logprobs"}), frozenset({"policy", "old"}), frozenset({"plain"})
-    check_reading(LOGPROBS, "text", *known)
-    for change in ({"quantity": "sigma"}, {"model": "ref"}, {"view": "masked"}):
-        (what, name), *_ = change.items()
-        refused(f"{what} '{name}' cannot be read", check_reading, LOGPROBS._replace(**change), "text", *known)
 
 
 def test_only_errors_about_foreign_code_are_told_in_other_words():

@@ -34,24 +34,6 @@ from mmrl.policies.shared.quantized.layer import (
     set_kernels,
 )
 from mmrl.policies.shared.quantized.load import load_network
-from mmrl.policies.shared.quantized.table import (
-    NETWORK,
-    Codes,
-    dequantize,
-    dynamic,
-    facts_of_weight,
-    files_in,
-    is_part,
-    method_of,
-    nf4,
-    pairs,
-    quantize,
-    read_codes,
-    round_weight,
-    tensors_in,
-    tensors_of,
-    weights_in,
-)
 from tests.app.modality.test_merge import RealBytes
 from tests.policies.flow.test_weights import in_4_bits as drawing
 from tests.policies.text.test_quantized import in_4_bits
@@ -73,45 +55,45 @@ def weight(shape: str) -> Tensor:
 
 @pytest.mark.parametrize("shape", GOLD)
 def test_codes_and_values_are_those_of_bitsandbytes(shape: str):
-    gold, found = GOLD[shape], quantize(weight(shape))
+    gold, found = GOLD[shape], table.quantize(weight(shape))
     assert found.codes[:8].tolist() == gold["first"]
     assert sha256(found.codes.numpy().tobytes()).hexdigest() == gold["codes"]
     torch.testing.assert_close(found.units, torch.tensor(gold["units"]), rtol=1e-5, atol=1e-7)
     assert float(found.offset) == pytest.approx(gold["offset"], rel=1e-6)
     # theirs is not always the nearest of the 256 values
-    apart = dynamic()[found.scales.int()] - dynamic()[torch.tensor(gold["scales"])]
+    apart = table.dynamic()[found.scales.int()] - table.dynamic()[torch.tensor(gold["scales"])]
     assert (apart.abs() * found.units).max() <= 0.02 * found.units.max()
     size = weight(shape).numel()
     scales = torch.tensor(gold["scales"], dtype=torch.uint8)
-    theirs = Codes(found.codes, scales, torch.tensor(gold["units"]), torch.tensor(gold["offset"]))
-    values = dequantize(theirs, size, torch.float32)
+    theirs = table.Codes(found.codes, scales, torch.tensor(gold["units"]), torch.tensor(gold["offset"]))
+    values = table.dequantize(theirs, size, torch.float32)
     assert values[:6].tolist() == gold["some"] and sha256(values.numpy().tobytes()).hexdigest() == gold["values"]
 
 
 def test_chunks_give_the_same_values(monkeypatch: pytest.MonkeyPatch):
     numbers = torch.linspace(-1, 1, 40_000).view(200, 200) ** 3
-    whole = round_weight(numbers)
+    whole = table.round_weight(numbers)
     monkeypatch.setattr(table, "CHUNK", 64 * 256)
-    assert torch.equal(round_weight(numbers), whole)
-    assert torch.equal(dequantize(quantize(numbers), 40_000, torch.bfloat16).view(200, 200), whole.bfloat16())
+    assert torch.equal(table.round_weight(numbers), whole)
+    assert torch.equal(table.dequantize(table.quantize(numbers), 40_000, torch.bfloat16).view(200, 200), whole.bfloat16())
 
 
 def test_a_number_that_is_none_shows_in_the_offset():
     for bad in (torch.nan, torch.inf):
         numbers = weight("16x24")
         numbers[5, 5] = bad
-        assert not quantize(numbers).offset.isfinite()
+        assert not table.quantize(numbers).offset.isfinite()
 
 
 STORED = Path(__file__).parent / "bitsandbytes.safetensors"
 """Normal numbers times .05 of 48 x 128, 20 x 72, 300 x 64 and, with scales in float32, 16 x 128 weights; fourth rows are 0."""
-READ = tensors_in([STORED])
+READ = table.tensors_in([STORED])
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def usual(request: pytest.FixtureRequest) -> Iterator[None]:
     """torch's usual type, which transformers sets to a model's own while it loads; no table was made before."""
-    for made in (nf4, pairs, dynamic):
+    for made in (table.nf4, table.pairs, table.dynamic):
         made.cache_clear()
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, request.param))
@@ -120,33 +102,34 @@ def usual(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("usual")
-@pytest.mark.parametrize("name", weights_in(READ))
+@pytest.mark.parametrize("name", table.weights_in(READ))
 def test_values_are_those_that_bitsandbytes_makes(name: str):
     with safe_open(STORED, framework="pt") as file:
         values = json.loads(file.metadata()["values"])
-    (rows, columns), dtype = facts_of_weight(name, READ)
-    codes = read_codes(name, READ)
-    whole = dequantize(codes, rows * columns, torch.float32).view(rows, columns)
+    (rows, columns), dtype = table.facts_of_weight(name, READ)
+    codes = table.read_codes(name, READ)
+    whole = table.dequantize(codes, rows * columns, torch.float32).view(rows, columns)
     assert sha256(whole.numpy().tobytes()).hexdigest() == values[name.removesuffix(".weight")]
     assert not whole[3].any() and 0.04 < whole.std() < 0.06
-    written = tensors_of(name, codes, (rows, columns), dtype)
+    written = table.tensors_of(name, codes, (rows, columns), dtype)
     theirs = {own: read(own) for own, read in READ.items() if own.startswith(name)}
-    assert written.keys() == theirs.keys() and sum(map(is_part, written)) == len(written) - 1
+    assert written.keys() == theirs.keys() and sum(map(table.is_part, written)) == len(written) - 1
     assert all(torch.equal(value, theirs[own]) for own, value in written.items())
 
 
 def test_the_method_is_read_from_configs_of_both_libraries():
     said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    assert method_of({"quantization_config": said}) == "nf4" and method_of({}) is None
-    assert method_of({"quantization_config": {**said, "bnb_4bit_quant_type": "fp4"}}) == "fp4"
-    assert method_of({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}) == "bitsandbytes in 8 bits"
-    assert method_of({"quantization_config": {"quant_method": "gptq"}}) == "gptq"
+    assert table.method_of({"quantization_config": said}) == "nf4" and table.method_of({}) is None
+    assert table.method_of({"quantization_config": {**said, "bnb_4bit_quant_type": "fp4"}}) == "fp4"
+    eight = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+    assert table.method_of(eight) == "bitsandbytes in 8 bits"
+    assert table.method_of({"quantization_config": {"quant_method": "gptq"}}) == "gptq"
 
 
 def pair(bias: bool = True) -> tuple[Nf4Linear, nn.Linear]:
     torch.manual_seed(0)
     plain = nn.Linear(24, 40, bias).requires_grad_(False)
-    found, codes = Nf4Linear(plain), quantize(plain.weight)
+    found, codes = Nf4Linear(plain), table.quantize(plain.weight)
     found.weight, found.scales, found.units, found.offset = (
         nn.Parameter(codes.codes, requires_grad=False),
         codes.scales,
@@ -230,7 +213,7 @@ def test_fast_kernels_are_told_the_same_weight(double: bool, monkeypatch: pytest
     torch.manual_seed(0)
     plain = nn.Linear(24, 40)
     layer = Nf4Linear(plain, double)
-    layer.take(quantize(plain.weight, double))
+    layer.take(table.quantize(plain.weight, double))
     set_kernels(nn.Sequential(layer), "fast")
     assert layer.fast
     x = torch.randn(3, 24)
@@ -255,7 +238,7 @@ def test_beside_the_result_one_matrix_is_held(files: int, tmp_path: Path):
     network = SD3Transformer2DModel(**shape, **sizes, out_channels=4, pos_embed_max_size=8)
     whole, largest = size_of(network.parameters()), max(weight.numel() for weight in network.parameters())
     network.save_pretrained(tmp_path, max_shard_size=2 * whole // files)
-    found = files_in(tmp_path, NETWORK)
+    found = table.files_in(tmp_path, table.NETWORK)
     assert (len(found) > 1) == (files > 1)
     del network
     with RealBytes() as live:
@@ -301,7 +284,7 @@ def test_weights_in_bfloat16_have_the_same_codes_every_time(tiny, cache: Path, t
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     first = digest(in_4_bits(str(folder)).net.model)
-    for made in (nf4, pairs, dynamic):
+    for made in (table.nf4, table.pairs, table.dynamic):
         made.cache_clear()
     assert len(entries(cache)) == 1 and digest(in_4_bits(str(folder)).net.model) == first
     monkeypatch.undo()
@@ -333,10 +316,10 @@ def test_files_hold_the_codes_of_the_weights_and_the_rest_as_it_was(cache: Path,
     recipe = weights(tmp_path / "source")
     folder = recipe.folder()
     assert folder is not None
-    read = tensors_in(files_in(folder, "model"))
+    read = table.tensors_in(table.files_in(folder, "model"))
     for i, file in enumerate(recipe.files):
         source = load_file(file)
-        ours, made = read_codes(f"{i}.weight", read), quantize(source[f"{i}.weight"])
+        ours, made = table.read_codes(f"{i}.weight", read), table.quantize(source[f"{i}.weight"])
         assert all(torch.equal(getattr(ours, name), getattr(made, name)) for name in ("codes", "scales", "units", "offset"))
         assert torch.equal(read[f"{i}.norm"](f"{i}.norm"), source[f"{i}.norm"])
 
