@@ -166,7 +166,7 @@ def file_pixels(file: Path) -> int:
 def _encode(value: object, arrays: dict[str, Array], place: str) -> object:
     if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, int | float | np.integer | np.floating):
+    if isinstance(value, int | float | np.integer | np.floating | np.bool_):
         number = value.item() if isinstance(value, np.generic) else value
         return number if math.isfinite(number) else {"$float": str(number)}
     if isinstance(value, MediaSize):
@@ -219,13 +219,13 @@ def _array(value: Any, arrays: dict[str, Array], place: str) -> dict[str, str]:
         arrays[key] = np.asarray(shown.convert("L") if value.mode == "L" else shown)
         return {"$image": key}
     array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
-    if not isinstance(array, np.ndarray) or array.dtype == object:
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         raise WireError(
             f"{place} holds {type(value).__name__}, which cannot travel to a reward server: only text, numbers, boxes, "
-            "intervals, pictures, arrays and lists or dicts of these do. Drop the column, or score it in this process"
+            "intervals, pictures, arrays of numbers and lists or dicts of these do. Drop the column, or score it in this process"
         )
     key = f"array.{len(arrays)}"
-    arrays[key] = np.ascontiguousarray(array)
+    arrays[key] = array
     return {"$array": key}
 
 
@@ -300,7 +300,7 @@ def _take_array(arrays: dict[str, Array], name: str) -> Array:
 def _save(header: object, arrays: Mapping[str, Array]) -> bytes:
     from safetensors.numpy import save
 
-    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    plain = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     return save(plain, {HEADER_KEY: json.dumps({"protocol": PROTOCOL, "value": header}, allow_nan=False)})
 
 
