@@ -190,15 +190,6 @@ def many_at_once(folder: Path) -> str:
 
 REPLY = wire.pack_reply(wire.ServedScores((1.0,), (Status.OK,), ({},), "f"))
 COMPLETION = b'{"choices": [{"message": {"content": "5"}}]}'
-NO_PICTURES = {
-    "two pictures": b'{"data": [{"b64_json": ""}, {"b64_json": ""}]}',
-    "no pictures": b'{"data": []}',
-    "an address of this machine's files": b'{"data": [{"url": "file:///etc/passwd"}]}',
-    "letters that are no base64": b'{"data": [{"b64_json": "???"}]}',
-    "a file that is no picture": b'{"data": [{"b64_json": "R0lGODlh"}]}',
-    "JSON without end": b"[" * 100_000,
-    "a number of 10,000 digits": b'{"data": ' + b"9" * 10_000 + b"}",
-}
 WRONG_KEYS = {
     "a line end inside": "sk-01\n234",
     "blanks inside": "sk-01 234",
@@ -223,7 +214,6 @@ ATTACKS = [
     *(Attack("client", f"reward server: {name}", partial(withstand, score, script)) for name, script in RUDE.items()),
     *(Attack("client", f"judge: {name}", partial(withstand, ask, script)) for name, script in RUDE.items()),
     *(Attack("client", f"painter: {name}", partial(withstand, draw, script)) for name, script in RUDE.items()),
-    *(Attack("client", f"painter: {name}", partial(withstand, draw, answers(200, said))) for name, said in NO_PICTURES.items()),
     *(
         Attack("client", f"{who} at the start: {name}", partial(withstand, call, RUDE[name]))
         for who, call in (("reward server", connect), ("judge", first_model))

@@ -1,13 +1,13 @@
 """Attacks by configs: absurd numbers, wrong types, nonsense of every kind. All are refused before anything is loaded.
 
-Those of one override are the named rows of tests/refusals. Objectives that one update leaves idle are told of in a plan."""
+Those of one override are the named rows of tests/refusals."""
 
 import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.attack import Attack, expect_clean, expect_done, expect_sentence, expect_words, refused, run_mmrl
+from tests.attacks.attack import Attack, expect_done, expect_sentence, refused, run_mmrl
 from tests.refusals.table import TABLES, Refusal, refusals
 
 LONG = [
@@ -63,31 +63,6 @@ def loop_as_output(folder: Path) -> str:
     return refused(["train", "tiny/image", "output=runs/one"], ["leads back to itself"], folder)
 
 
-NOWHERE = "policy.model=nowhere"
-"""A run that got as far as its model would name it."""
-
-
-def say_idle(words: tuple[str, ...], settings: tuple[str, ...], folder: Path) -> str:
-    """The plan says before anything else that the objective cannot act; then it ends at the model."""
-    said = planned(settings, folder)
-    expect_words(said, ("acts only from the second update on", *words))
-    expect_clean(said)
-    return "said before the run"
-
-
-def say_nothing(settings: tuple[str, ...], folder: Path) -> str:
-    """An objective that acts, or whose paper takes one update, is not warned about."""
-    assert "second update" not in planned(settings, folder), "it warns of an objective that is as its paper has it"
-    return "nothing to say"
-
-
-def planned(settings: tuple[str, ...], folder: Path) -> str:
-    """All that a plan printed, without line breaks."""
-    ended = run_mmrl(["plan", "tiny/image", *settings, NOWHERE], folder)
-    return " ".join((ended.out + ended.err).split())
-
-
-ONE = "algorithm.minibatches=1"
 ATTACKS = [
     *(Attack(row.area, row.name, partial(named, row)) for row in NAMED.values()),
     *(Attack("config", name, partial(refused, ["show", "tiny/image", setting], words)) for name, setting, words in LONG),
@@ -97,9 +72,4 @@ ATTACKS = [
     Attack("config", "an output behind a link to itself", loop_as_output),
     Attack("config", "a refused run leaves nothing", nothing_is_left),
     Attack("config", "asking for the ranges", ranges_are_told),
-    Attack("config", "a gate that never acts", partial(say_idle, ("Sapo",), ("algorithm.preset=sapo", ONE))),
-    Attack("config", "one update as its paper has it", partial(say_nothing, ("algorithm.preset=grpo",))),
-    Attack(
-        "config", "two passes instead of minibatches", partial(say_nothing, ("algorithm.preset=gspo", ONE, "algorithm.epochs=2"))
-    ),
 ]

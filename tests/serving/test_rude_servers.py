@@ -31,7 +31,7 @@ from tests.support.rude_servers import RUDE, answers, in_turn, rude
 PARTS = {
     "reward server: ": 41,
     "judge: ": 41,
-    "painter: ": 44,
+    "painter: ": len(RUDE),
     "at the start": 10,
     "repeats the key": 36,
     "a key ": 6,
