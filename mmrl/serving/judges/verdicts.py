@@ -82,19 +82,21 @@ def final_text(reply: Reply) -> str:
 def number(reply: Reply, low: float, high: float, label: str = "") -> float:
     """The last number behind `label` (without label: the last one at all), which must lie in [low, high].
 
-    The scale itself is no number of it: "3/10", "3 out of 10" and "3 (0 to 10)" are 3 where high is 10, and "3/5" is an error.
+    The scale itself is no number of it: "3/10", "3 of 10" and "3 (0 to 10)" are 3 where high is 10, and "3/5" is an error.
     So are "7-8", and an answer that was cut, unless more was written behind the number of its label.
     """
     least, most = (rf"{edge:g}(?:\.0+)?(?![.,]?\d)" for edge in (low, high))
-    text = re.sub(rf"(?<![\d.,]){least}\s*(?:to|and|-|\u2013)\s*{most}|\s*(?:/|\bout\s+of\b)\s*{most}", " ", final_text(reply))
+    of = r"\s*(?:/|(?:\bout\s+)?\bof\b)\s*"
+    edges = rf"(?<![\d.,]){least}\s*(?:to|and|-|\u2013)\s*{most}"
+    text = re.sub(rf"{edges}|\s*(?:/|\bout\s+of\b)\s*{most}|(?<=\d){of}{most}", " ", final_text(reply))
     pattern = rf"{re.escape(label)}\W{{0,12}}?{NUMBER}" if label else NUMBER
     found = list(re.finditer(pattern, text, re.IGNORECASE))
     if not found:
         raise unreadable(reply, f"no number{f' behind {label!r}' if label else ''}")
     value, rest = float(found[-1][1]), text[found[-1].end() :]
-    if re.match(r"\s*(?:/|out\s+of\b)\s*\d", rest) or re.search(r"\d\s*(?:/|out\s+of\b)\s*\Z", text[: found[-1].start(1)]):
+    if re.match(rf"{of}\d", rest) or re.search(rf"\d{of}\Z", text[: found[-1].start(1)]):
         raise unreadable(reply, f"{value:g} is not on the scale of {low:g} to {high:g} that was asked for")
-    if re.search(r"\d(?:[-\u2013]|\s+to\s+)\Z", text[: found[-1].start(1)]):
+    if re.search(r"\d(?:[-\u2013]|\s+(?:to|and)\s+)\Z", text[: found[-1].start(1)]):
         raise unreadable(reply, f"{value:g} is one end of a range")
     if reply.cut and not (label and rest.strip()):
         raise unreadable(reply, f"{value:g} may not be its last word")
