@@ -94,15 +94,10 @@ def untold_clip(host: TextHost, encoded: Encoded, facts: Sequence[ServerFacts]) 
         for one in facts:
             if one.clip_frames != -1 and len(frames.times) > one.clip_frames:
                 return f"a clip has {len(frames.times)} frames, of which the server would drop all beyond {one.clip_frames}"
-            if not keeps_time(frames, one.clip_fps):
-                rate = one.clip_fps
+            rate, times = one.clip_fps, frames.times
+            if abs(frames.step - 1 / rate) > CLOSE_S or any(abs(time - k / rate) > CLOSE_S for k, time in enumerate(times)):
                 return (
                     f"the frames of a clip are not {1 / rate:g} s apart from second 0 on, as the server takes them to be: "
                     f"let files have {rate:g} frames per second, and an even number of frames"
                 )
     return ""
-
-
-def keeps_time(frames: Frames, fps: float) -> bool:
-    """True if the frames are where a server that only knows their rate assumes them."""
-    return abs(frames.step - 1 / fps) <= CLOSE_S and all(abs(time - k / fps) <= CLOSE_S for k, time in enumerate(frames.times))

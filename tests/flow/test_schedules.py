@@ -143,10 +143,10 @@ NONSENSE = [
     (partial(RolloutPlan, (replace(TRAINED[0], branch=2), StepPlan()), shape="tree", noisy_at=0), "whole chains"),
     (partial(RandomSubset, 4, (0, 1, 2, 3), 1), "RandomSubset"),
     (partial(Tree, 8, (0, 3), window=(6, 4)), r"Tree.window is \(6, 4\): 4 steps from step 6 on do not fit into 8 steps"),
-    (partial(Full, 4, trained_per_row=4), "Full.trained_per_row is 4, but 3 of the 4 steps may train"),
     (partial(Full, 4, trained_steps=5), "Full.trained_steps is 5, but 3 of the 4 steps may train"),
     (partial(Full, 1), "num_steps is 1"),
     (partial(Branching, 6, at_steps=()), "at_steps"),
+    (partial(Branching, 6, 1), "branches is 1: it must be 2 to"),
 ]
 
 

@@ -53,8 +53,6 @@ def test_what_cannot_be_read_is_said(dataset, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
     refused("holds no rows", dataset("prompts"), tmp_path / "empty.txt")
     refused(r"nope\.txt does not exist", dataset("prompts"), tmp_path / "nope.txt", error=FileNotFoundError)
-    (tmp_path / "latin.txt").write_bytes("fünf".encode("latin-1"))
-    refused("no text in UTF-8", dataset("prompts"), tmp_path / "latin.txt")
     for both_or_none in ({}, {"path": "a.txt", "texts": ["x"]}, {"texts": ["x"], "writer": "numbers"}):
         refused(r"set data\.path, data\.texts or data\.writer", dataset("prompts"), **both_or_none)
 

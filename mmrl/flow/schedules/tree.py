@@ -119,8 +119,8 @@ class Branching:
     """
 
     num_steps: NumSteps = 10
-    branches: Count = 6
-    """Noisy children of the trunk at every step it branches at."""
+    branches: Annotated[int, Range(2, 2**20)] = 6
+    """Noisy children of the trunk at every step it branches at; a lone one has no sibling to be compared with."""
     at_steps: tuple[CountOrNone, ...] | None = None
     """None: all but the last; fewer cost less."""
     dynamics: DynamicsName = "flow_sde"

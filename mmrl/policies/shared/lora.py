@@ -110,10 +110,19 @@ def switch_casts(layers: Sequence[CastingLayer], on: bool) -> None:
         layer.cast_input_dtype_enabled = on
 
 
-def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal["gaussian"] | bool = True) -> "LoraConfig":
-    """peft's settings of a new adapter on these layers: their names, or a pattern for them. `start`: see peft."""
+def lora_config(
+    lora: LoraSettings, targets: str | Sequence[str], layers: Iterable[str], start: Literal["gaussian"] | bool = True
+) -> "LoraConfig":
+    """peft's settings of a new adapter on these targets: ends of names of `layers`, or a pattern for them. `start`: see peft.
+
+    Raises ValueError for one of `lora.targets` that no layer is called: peft leaves it out.
+    """
     from peft import LoraConfig
 
+    known = tuple(f".{name}" for name in layers)
+    for one in () if lora.targets == "auto" else lora.targets:
+        if not any(name.endswith(f".{one}") for name in known):
+            raise ValueError(f"policy.lora.targets: no layer of the model is called {one!r}: correct the name, or leave it out")
     wanted = targets if isinstance(targets, str) else list(targets)
     return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=wanted, init_lora_weights=start)
 

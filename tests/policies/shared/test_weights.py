@@ -225,6 +225,10 @@ def step(policy: Any, rollouts: Rollouts, lr: float = 1e-2) -> None:
     policy.advance()
 
 
+def test_a_target_that_no_layer_is_called_is_refused(kind: Kind):
+    refused("no layer of the model is called '(to_q|qq)'", kind[0], set(), lora=replace(LORA, targets=("to_q", "qq")))
+
+
 def test_reference_of_a_fresh_adapter_is_the_model_without_it(kind: Kind):
     make, draw = kind
     policy = make({"ref"}, lora=LORA)

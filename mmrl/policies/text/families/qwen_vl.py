@@ -122,7 +122,7 @@ class QwenVL(Family):
     def set_times(self, positions: Real[Tensor, "3 p"], type_ids: Tensor, clips: Sequence[Frames], rate: float) -> None:
         """Put frames that are not evenly spaced at their true times, at `rate` positions a second, in place."""
         for (start, end), clip in zip(runs(type_ids, 2), clips, strict=True):
-            if not is_evenly_spaced(clip):
+            if any(abs(time - clip.times[0] - k * clip.step) > 1 / clip.fps + CLOSE for k, time in enumerate(clip.times)):
                 pairs = torch.tensor(clip.times, dtype=torch.float64)[:: self.frame_multiple]
                 ticks = (pairs - pairs[0]) * rate
                 ticks = ticks if positions.is_floating_point() else (ticks + CLOSE).long()
@@ -185,11 +185,6 @@ def runs(type_ids: Int[Tensor, " p"], kind: int) -> list[tuple[int, int]]:
     """(start, end) of every stretch of this type."""
     marks = torch.nn.functional.pad((type_ids == kind).long(), (1, 1)).diff()
     return list(zip((marks == 1).nonzero()[:, 0].tolist(), (marks == -1).nonzero()[:, 0].tolist(), strict=True))
-
-
-def is_evenly_spaced(clip: Frames) -> bool:
-    """Is every frame within one frame of the file from where an even spacing puts it?"""
-    return all(abs(time - clip.times[0] - k * clip.step) <= 1 / clip.fps + CLOSE for k, time in enumerate(clip.times))
 
 
 @dataclass(frozen=True)
