@@ -30,7 +30,7 @@ class Attempt:
     """True if the text names a box or point beyond its space."""
     says_nothing: bool = False
     """True if the text states that there is no object."""
-    keeps_format: bool = True
+    keeps_format: bool | None = None
 
     @property
     def only_truth(self) -> Box:
@@ -47,9 +47,10 @@ class Attempt:
         return max((score(box, truth) for box in self.predicted), default=0.0) / max(len(self.predicted), 1)
 
     def parts(self) -> dict[str, float]:
-        """Parts for the log: shares of texts that hold nothing readable, and of those with a box outside its space."""
-        unparsed = not self.predicted and not self.says_nothing and self.keeps_format
-        return {"unparsed": float(unparsed), "outside": float(self.outside), "format": float(self.keeps_format)}
+        """Parts for the log: shares of texts with nothing readable, with a box outside its space, that keep their template."""
+        unparsed = not self.predicted and not self.says_nothing and self.keeps_format is not False
+        kept = {} if self.keeps_format is None else {"format": float(self.keeps_format)}
+        return {"unparsed": float(unparsed), "outside": float(self.outside), **kept}
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, 
         raise ValueError(f"prompt {prompt.id!r}: {error}") from None
     known = size is not None or space not in ("pixel", "resized")
     attempt = Attempt(prompt.id, true, extent=extent(common, size) if known else None)
-    if template is not None and not keeps_format(text, template):
-        return replace(attempt, keeps_format=False)
+    if (attempt := replace(attempt, keeps_format=template and keeps_format(text, template))).keeps_format is False:
+        return attempt
     boxes = tuple(dict.fromkeys(parse_boxes(text, space)))
     points = () if boxes else tuple(parse_points(text, space))
     if known and not (all(is_inside(box, size) for box in boxes) and all(_fits(point, space, size) for point in points)):

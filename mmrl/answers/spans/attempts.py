@@ -37,7 +37,7 @@ class SpanAttempt:
     outside: bool = False
     """True if the text names a span that begins after the clip has ended."""
     says_nothing: bool = False
-    keeps_format: bool = True
+    keeps_format: bool | None = None
 
     @property
     def only_truth(self) -> Interval:
@@ -59,9 +59,10 @@ class SpanAttempt:
         return max(self.predicted, key=lambda span: temporal_iou(span, self.only_truth), default=None)
 
     def parts(self) -> dict[str, float]:
-        """Parts for the log: shares of texts that hold no readable span, and of those with one after the clip's end."""
-        unparsed = not self.predicted and not self.outside and not self.says_nothing and self.keeps_format
-        return {"unparsed": float(unparsed), "outside": float(self.outside), "format": float(self.keeps_format)}
+        """Parts for the log: shares of texts without a readable span, with one after the clip's end, that keep their template."""
+        unparsed = not self.predicted and not self.outside and not self.says_nothing and self.keeps_format is not False
+        kept = {} if self.keeps_format is None else {"format": float(self.keeps_format)}
+        return {"unparsed": float(unparsed), "outside": float(self.outside), **kept}
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def read_spans(prompt: Prompt, sample: Sample, unit: Unit, template: Template | 
         if clock.seconds is not None and span.start >= clock.seconds:
             raise ValueError(f"prompt {prompt.id!r}: the true {span} begins after the clip's end at {clock.seconds:g} seconds")
     attempt = SpanAttempt(prompt.id, truth, seconds=clock.seconds)
-    if template is not None and not keeps_format(text, template):
-        return replace(attempt, keeps_format=False)
+    if (attempt := replace(attempt, keeps_format=template and keeps_format(text, template))).keeps_format is False:
+        return attempt
     # an annotation may end a little after the file does; a prediction of just that is no worse for it
     most = float("inf") if clock.seconds is None else max((clock.seconds, *(span.end for span in truth)))
     written = [seconds for span in parse_intervals(text, unit) if (seconds := _in_seconds(span, clock)) is not None]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from mmrl.algorithms.kinds import KINDS
 from mmrl.app.config.run import Resolved, resolve
-from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.plugins.resolve import listing, locate
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values
 from mmrl.data.layouts.base import QUESTIONS
@@ -140,21 +139,17 @@ def one_line(
         put_held_out_beside(table, str(data), task, image_root)
     table.set(("reward",), [parse_reward(text) for text in rewards], COMMAND_LINE)
     resolved = resolve(table, overrides, task)
-    put_templates(table, resolved.config.policy, by)
+    policy = resolved.config.policy
+    asked = tags_of(policy.answer_format) if isinstance(policy, TextPolicyConfig) else None
+    for i, reward in enumerate(table.values["reward"]):
+        if asked is not None and reward.get("use") == "format" and "template" not in reward:
+            table.set(("reward", str(i), "template"), asked, by)
     # the best checkpoint is known only at steps that are evaluated as well
     keys = ("evaluate_every", *(["save_every"] if resolved.config.checkpoint.keep_best else []))
     for key in keys if resolved.config.evaluation.data is not None else ():
         if table.origin((key,)) is None:
             table.set((key,), max(1, resolved.config.steps // EVERY), by)
     return resolve(table, (), task)
-
-
-def put_templates(table: Table, policy: PolicyConfig, by: str) -> None:
-    """Let the reward `format` ask for the tags that the prompts ask for, unless its settings name others."""
-    asked = tags_of(policy.answer_format) if isinstance(policy, TextPolicyConfig) else None
-    for i, reward in enumerate(table.values["reward"]):
-        if asked is not None and reward.get("use") == "format" and "template" not in reward:
-            table.set(("reward", str(i), "template"), asked, by)
 
 
 def put_held_out_beside(table: Table, data: str, task: str, image_root: Path | None) -> None:
@@ -167,8 +162,11 @@ def put_held_out_beside(table: Table, data: str, task: str, image_root: Path | N
         if split is not None:
             put_source(table, HELD_OUT_DATA, data, task, image_root)
             table.set((*HELD_OUT_DATA, "split"), split, f"task {task}")
-    elif (beside := file_beside(folder)) is not None:
-        put_source(table, HELD_OUT_DATA, str(beside), task, image_root)
+    elif "train" in folder.stem and folder.is_file():
+        # parts/test.jsonl of parts/train.jsonl
+        named = (folder.with_name(folder.name.replace("train", name)) for name in HELD_OUT)
+        for beside in [file for file in named if file.is_file()][:1]:
+            put_source(table, HELD_OUT_DATA, str(beside), task, image_root)
 
 
 def put_source(table: Table, path: KeyPath, data: str, task: str, image_root: Path | None, option: str = "--data") -> None:
@@ -180,14 +178,6 @@ def put_source(table: Table, path: KeyPath, data: str, task: str, image_root: Pa
         table.set((*path, "path"), file, COMMAND_LINE)
     if file is not None and image_root is not None:
         table.set((*path, root_key(name)), str(image_root), COMMAND_LINE)
-
-
-def file_beside(place: Path) -> Path | None:
-    """The file with held-out prompts beside one whose name says `train`: `parts/test.jsonl` of `parts/train.jsonl`."""
-    if "train" not in place.stem or not place.is_file():
-        return None
-    named = (place.with_name(place.name.replace("train", name)) for name in HELD_OUT)
-    return next((file for file in named if file.is_file()), None)
 
 
 def data_source(data: str, task: str, option: str = "--data") -> tuple[str, str | None]:

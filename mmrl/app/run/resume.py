@@ -93,7 +93,15 @@ def check_resume(resolved: Resolved, run: RunDir) -> None:
     refuse_other_output(resolved, run)
     if Checkpoints(run.checkpoints).newest_whole() is not None:
         named = resolved.config.sampler if resolved.config.sampler.kind or resolved.config.sampler.use else None
-        changes = changed_settings(saved_config(run), resolved.config)
+        before, after = saved_config(run), resolved.config
+        changes = changed_settings(before, after)
+        old, new = (one.algorithm.algorithm.shadows | one.evaluation.weights_beside for one in (before, after))
+        if old != new and not after.stage:
+            raise ValueError(
+                f"{run.path} keeps {', '.join(sorted(old)) or 'no weights'} beside the live weights, and these settings want "
+                f"{', '.join(sorted(new)) or 'none'}: leave [algorithm] and evaluation.weights as they were, or start a new run "
+                "without --resume"
+            )
         refuse_lost_state([one for one in changes if one.path[0] != "sampler" or named is not None], run)
 
 

@@ -197,7 +197,10 @@ def answer(run: RunDir, config: RunConfig, prompt: Prompt, step: int | None = No
     """
     evaluation, modality = config.evaluation, config.modality
     state, number = state_at(run, step), evaluation.seed if seed is None else seed
-    refuse_half_characters(prompt.text)
+    try:
+        prompt.text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start + 1} of the prompt is half of one, as broken UTF-8 is: type it again") from None
     local = with_local_model(config).policy
     modality.check_prompts(local, [prompt])
     with deterministic(config.deterministic), distributed_run() as (accelerator, _):
@@ -225,14 +228,6 @@ def usual_file(run: RunDir, prompt: Prompt, answer: AnswerSample, suffix: str) -
     """The file of an answer for which no name is given: the same prompt, seed and step have the same one."""
     digest = hashlib.sha256("\0".join([prompt.text, *map(str, prompt.media)]).encode(errors="replace")).hexdigest()[:8]
     return run.path / "tries" / f"step-{answer.step:06d}-seed-{answer.seed}-{digest}{suffix}"
-
-
-def refuse_half_characters(text: str) -> None:
-    """Raise ValueError for a text that no file can hold: bytes that are no UTF-8, or one half of a pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start + 1} of the prompt is half of one, as broken UTF-8 is: type it again") from None
 
 
 def refuse_missing(files: Sequence[Path]) -> None:

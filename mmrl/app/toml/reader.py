@@ -219,7 +219,7 @@ def problems(error: ValidationError, value: object, path: KeyPath, table: Table)
     meant: dict[str, str] = {}
     for one in error.errors():
         at = (*path, *keys_of(one["loc"], value, one["type"] == "missing"))
-        text = one["msg"].removeprefix("Value error, ")
+        text = one["msg"].removeprefix("Value error, ").replace("a valid tuple", 'a list in brackets, as in ["a", "b"]')
         if one["type"] == "value_error":
             found.setdefault(f"{table.origin(at) or 'config'}: {text}", [])
         elif one["type"] == "missing":

@@ -103,7 +103,9 @@ def check_video(source: str | Path | Video, min_frames: int = 2, decode: bool = 
     if isinstance(video.source, str) and video.fps is not None and video.frames is not None:
         raise ValueError(f"the video {name} names both fps and frames: name one of them")
     if (video.fps is not None and video.fps <= 0) or (video.frames is not None and video.frames < 1):
-        raise ValueError(f"the video {name} asks for {video.frames or video.fps} frames: they must be more than 0")
+        raise ValueError(
+            f"the video {name} asks for {video.fps if video.frames is None else video.frames} frames: they must be more than 0"
+        )
     wanted = video.frames or min_frames
     if facts.frames < wanted:
         raise ValueError(f"the video {name} holds {facts.frames} frames in the part that is shown, fewer than {wanted}")

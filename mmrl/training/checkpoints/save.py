@@ -64,7 +64,9 @@ class Manifest:
         """Raises CheckpointError when there is none, or it is not readable."""
         file = folder / "manifest.json"
         if not file.is_file():
-            raise CheckpointError(f"{folder} has no manifest.json: it is not a whole checkpoint")
+            whole = sorted(sorted(one.parent.name for one in folder.parent.glob("step-*[0-9]/manifest.json")), key=len)
+            there = f"take one of {', '.join(whole)}" if whole else "there is none beside it"
+            raise CheckpointError(f"{folder} has no manifest.json: it is not a whole checkpoint; {there}")
         try:
             listed: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             sha256 = {Path(name).name: str(digest) for name, digest in listed["sha256"].items()}

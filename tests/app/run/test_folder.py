@@ -271,6 +271,7 @@ def test_changes_under_which_a_checkpoint_means_nothing_are_refused(run: RunDir,
     key = word.partition("=")[0]
     refused(rf"{key} is .*hold {held} of that; leave {key} as it was", check_resume, resolve(run, "steps=3", word), run)
     check_resume(resolve(run, "steps=3", "optimizer.lr=0.5", "seed=3"), run)
+    refused("keeps ref beside the live weights, .* want none: leave", check_resume, resolve(run, "algorithm.preset=dapo"), run)
 
 
 def test_another_output_is_refused_and_the_own_one_is_not(run: RunDir, tmp_path: Path):

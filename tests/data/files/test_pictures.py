@@ -120,6 +120,7 @@ def test_pictures_in_a_row(tmp_path):
         ({"frames": 51}, "holds 50 frames in the part that is shown, fewer than 51"),
         ({"frames": 4, "fps": 2.0}, "names both fps and frames"),
         ({"fps": -1.0}, "asks for -1.0 frames"),
+        ({"frames": 0}, "asks for 0 frames"),
     ],
 )
 def test_clips_that_cannot_be_shown(clip, wish, message):

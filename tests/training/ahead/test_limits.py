@@ -136,8 +136,7 @@ def test_an_engine_brings_what_a_lag_needs_and_weights_that_are_spread_over_proc
     assert max_ahead(config.algorithm.algorithm) == 2, "by the correction that comes with an engine"
     look_at_settings(config, Ranks(FakeAccelerator(2)))
     monkeypatch.setattr(Ranks, "is_sharded", True)
-    with pytest.raises(ValueError, match=r"FSDP or ZeRO-3 spreads the weights over the run's 2 processes: change that"):
-        look_at_settings(config, Ranks(FakeAccelerator(2)))
+    refused("spreads the weights over the run's 2 processes: change that", look_at_settings, config, Ranks(FakeAccelerator(2)))
 
 
 @pytest.mark.parametrize("sampler", [ENGINE, "cluster.samplers=1"])

@@ -85,6 +85,7 @@ def test_a_manifest_that_says_nothing_is_damage_and_what_is_half_written_never_f
     (tmp_path / "step-2" / "manifest.json").write_text(text)
     (tmp_path / "step-3.partial").mkdir()
     (tmp_path / "step-4").mkdir()
+    refused("step-4 has no manifest.json: .*; take one of step-1, step-2$", checkpoints.load, 4, error=CheckpointError)
     assert checkpoints.load()["index"] == 1 and checkpoints.recover() == 1
 
 
