@@ -125,7 +125,7 @@ def test_a_number_per_picture_in_order(serve, reward):
 
 
 def test_json_and_probabilities(serve, reward):
-    server = serve(lambda text, pictures: f'Sure:\n```json\n{{"score": {5 * shade(pictures[0]):.1f}, "why": "{{}}"}}\n```')
+    server = serve(lambda _, shown: f'As ```{{"score": 1}}```: ```json\n{{"score": {5 * shade(shown[0]):.1f}, "a": "{{}}"}}\n```')
     scores = reward("vlm_judge", server=server.endpoint(), scoring="json", high=5.0)(ALL)
     assert values(scores) == [pytest.approx(x) for x in (0.2, 0.8, 0.6)]
 

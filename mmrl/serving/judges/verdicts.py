@@ -106,11 +106,11 @@ def number(reply: Reply, low: float, high: float, label: str = "") -> float:
 
 
 def json_object(reply: Reply) -> Mapping[str, Json]:
-    """The JSON object of an answer: all of it, a fenced block, or what its outermost braces hold."""
+    """The JSON object of an answer: all of it, its last fenced block, or what its outermost braces hold."""
     text = final_text(reply)
     fenced = re.findall(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
     braces = text[text.find("{") : text.rfind("}") + 1]
-    for candidate in (text, *fenced, braces):
+    for candidate in (text, *reversed(fenced), braces):
         try:
             found = json.loads(candidate)
         except (RecursionError, ValueError):
