@@ -18,7 +18,7 @@ from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Question
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from tests.serving.test_reward_server import length, serving
-from tests.support.rude_servers import OK, answers, drips, floods, rude
+from tests.support.rude_servers import OK, answers, floods, rude
 
 GROUP = Group(0, Prompt("p"), (Sample("a"),))
 
@@ -78,12 +78,6 @@ def test_a_flood_of_nan_is_a_flood_of_failures():
     with rude(answers(200, packed)) as server:
         [scored] = RemoteReward(f"{server.url}/length").score(GROUP)
     assert isinstance(scored, Scored) and scored.value is not None and isnan(scored.value)
-
-
-def test_an_answer_that_drips_is_given_up_in_time():
-    refused = pytest.raises((RewardUnavailableError, RemoteRewardError), match="no whole answer within")
-    with rude(drips(OK + b"\r\n", b"\0")) as server, refused:
-        RemoteReward(f"{server.url}/length", deadline_s=0.3).score(GROUP)
 
 
 @pytest.mark.parametrize("code", [301, 302, 307])
