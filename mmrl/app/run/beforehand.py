@@ -70,6 +70,7 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_signs(config)
     if isinstance(advantage := config.algorithm.algorithm.advantage, PerModality):
         advantage.check_names([reward.label for reward in config.reward])
+    check_named_rewards(config)
     check_companions(config)
     check_samplers(config, ranks)
     check_ahead(config, ranks)
@@ -126,6 +127,19 @@ def check_signs(config: RunConfig) -> None:
     if negative := [reward.label for reward in config.reward if reward.weight < 0]:
         raise ValueError(f"{said}. The weight of reward {negative[0]!r} is below 0")
     log.warning("%s", said)
+
+
+def check_named_rewards(config: RunConfig) -> None:
+    """Refuse a planner, or the first shaping, that names no reward of the run; later ones may name what those before them add."""
+    algorithm, known = config.algorithm.algorithm, [reward.label for reward in config.reward]
+    for place, part in [("planner", algorithm.planner), *(("shaping.0", one) for one in algorithm.shaping[:1])]:
+        for key in ("by", "reward", "rewards"):
+            named = getattr(part, key, None)
+            for name in (named,) if isinstance(named, str) else named if isinstance(named, tuple) else ():
+                if name not in known and "@" not in name:
+                    raise ValueError(
+                        f"algorithm.{place}.{key} is {name!r}, and no reward is called so: name one of {', '.join(known)}"
+                    )
 
 
 def check_companions(config: RunConfig) -> None:
