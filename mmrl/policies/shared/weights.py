@@ -248,7 +248,7 @@ class Weights:
         """Put a state of `state_dict` back; raises ValueError where it belongs to other weights or shadows."""
         for what, found, own in (
             ("weights", set(state["weights"]), set(self.named)),
-            ("shadows", set(state["shadows"]), set(self.shadows)),
+            ("averages or references", set(state["shadows"]), set(self.shadows)),
         ):
             if found != own:
                 raise ValueError(

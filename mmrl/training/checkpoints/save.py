@@ -346,6 +346,9 @@ class Checkpoints:
 
         Raises CheckpointError where none is there, or the one asked for is damaged.
         """
+        if step is not None and step not in self.steps():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(f"{self.folder} has no checkpoint of step {step} (there: {there})")
         step, listed = (step, verify(self._path(step))) if step is not None else self._newest()
         return read(self._path(step), listed)
 

@@ -297,7 +297,7 @@ def test_a_clip_is_written_as_mp4_or_as_a_strip(seen: Seen, monkeypatch: pytest.
         ("flow", ask, (["room.png", "x"],), ValueError, r"draws, and writes nothing: let it draw with mmrl draw .*run "),
         ("flow", draw, ("x", [Path("room.png")]), ValueError, "prompt .* 1 picture, but policy.model .* draws from text alone"),
         ("flow", draw, ("x", [Path("gone.png")]), FileNotFoundError, "no file gone.png: give the path of a picture or clip"),
-        ("flow", draw, ("x", (), 7), ValueError, r"no checkpoint of step 7: there are 1, 2, and 0 is the model before training"),
+        ("flow", draw, ("x", (), 7), ValueError, r"checkpoints has no checkpoint of step 7 \(there: 1, 2\)"),
         ("flow", draw, ("x", (), None, None, Path("a.gif")), ValueError, r"--out a.gif: a picture is written as .png or"),
         ("flow", draw, ("a fox \udc9f",), ValueError, "character 7 .* is half of one, as broken UTF-8 is: type it again"),
         ("flow", draw, ("x", (), None, None, Path("room.png")), FileExistsError, r"--out room.png exists already"),

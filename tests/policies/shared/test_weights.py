@@ -297,7 +297,7 @@ def test_state_survives_a_round_trip(kind: Kind, lora: LoraSettings | None):
         found = other.read(rollouts.trace, [EMA_LOGPROBS], rollouts.action_mask)[EMA_LOGPROBS]
         torch.testing.assert_close(found, after, atol=FP32_BOUND, rtol=0)
     assert not torch.equal(values[EMA_LOGPROBS], values[REF_LOGPROBS])
-    refused("other shadows", make({"ref"}, lora=lora).load_state_dict, state)
+    refused("other averages or references", make({"ref"}, lora=lora).load_state_dict, state)
     refused("other weights", make({"ref", "ema"}, lora=None if lora else LORA).load_state_dict, state)
 
 
