@@ -1,12 +1,13 @@
 """Parts that look at those beside them: at a planner that begins parts of groups otherwise, at a group that can be divided."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.protocols import Planner
+from mmrl.core.protocols import Planner, Term
 from mmrl.core.types import Rollouts, Sample
 
 
@@ -19,6 +20,8 @@ class Parts(Protocol):
     def group_size(self) -> int: ...
     @property
     def advantage(self) -> object: ...
+    @property
+    def objective(self) -> Sequence[tuple[float, Term]]: ...
 
 
 def refuse_other_planner(part: object, algorithm: Parts, kind: str, does: str) -> None:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
-import torch
 from torch import nn
 
 from mmrl.core.hooks import PolicyHooks, with_hooks
@@ -130,18 +129,13 @@ def refuse_nothing_to_train(step: int, ranks: Ranks, trained: Rollouts, scores: 
 
 def refuse_broken_weights(parameters: Iterable[nn.Parameter], step: int, lr: float) -> None:
     """Raise TrainingStoppedError for weights that a step made infinite or NaN, before they are sampled from or saved."""
-    parts = [part for p in parameters if p.requires_grad and (part := local_part(p)).numel()]
+    # of weights that are spread over several processes, this one's part
+    parts = [part for p in parameters if p.requires_grad and (part := getattr(p, "to_local", p.detach)().detach()).numel()]
     if parts and not bool(nn.utils.get_total_norm(parts, math.inf).isfinite()):
         raise TrainingStoppedError(
             f"step {step}: the update made weights infinite or NaN at a learning rate of {lr:g}: lower optimizer.lr and "
             "start again, or resume from the last checkpoint, which is from before"
         )
-
-
-def local_part(parameter: nn.Parameter) -> torch.Tensor:
-    """This process's part of a parameter that may be spread over several."""
-    whole = getattr(parameter, "to_local", None)
-    return parameter.detach() if whole is None else whole().detach()
 
 
 Note = Callable[[int, Mapping[str, float]], None]

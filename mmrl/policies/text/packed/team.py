@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Float, Real
 from torch import Tensor, distributed, nn
 from torch.nn.functional import pad
 
@@ -85,7 +85,8 @@ class Team:
         layout = self.tell(RowLayout(packed.groups, given["position_ids"], seen, len(levels)))
         packed.groups, packed.team, self.brought = layout.groups, self, embeds.shape[1]
         if self.index == self.leader and seen is not None:
-            embeds = torch.cat([embeds, *(in_place(seen, level, embeds) for level in levels)])
+            where, nothing = seen[..., None].to(embeds.device), torch.zeros_like(embeds)
+            embeds = torch.cat([embeds, *(nothing.masked_scatter(where, level.to(embeds)) for level in levels)])
         else:
             embeds = (embeds + sum(0 * level.sum() for level in levels)).expand(1 + layout.levels, -1, -1)
         count = self.count(layout.groups)
@@ -184,11 +185,6 @@ def repeated(x: Float[Tensor, "1 h n d"], size: int, most: int) -> Float[Tensor,
     again = size // math.gcd(x.shape[1], size)
     again = again if most % (x.shape[1] * again) == 0 else most // x.shape[1]
     return x if again == 1 else x.repeat_interleave(again, 1)
-
-
-def in_place(seen: Bool[Tensor, "1 s"], features: Float[Tensor, "m d"], like: Float[Tensor, "1 s d"]) -> Float[Tensor, "1 s d"]:
-    """Features where they are seen, and 0 elsewhere."""
-    return torch.zeros_like(like).masked_scatter(seen[..., None].to(like.device), features.to(like))
 
 
 class Swap(torch.autograd.Function):
