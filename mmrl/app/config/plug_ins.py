@@ -183,8 +183,7 @@ def read_environment(config: EnvironmentConfig, table: Table) -> Callable[[], En
     values |= {key: plugins.load(str(value), "environments") for key, value in functions.items()}
     if style is not None:
         values = {"place": place, **values}
-    if is_class:
-        refuse_missing(plug_in, values, path, table)
+    refuse_missing(plug_in, values, path, table, 0 if is_class else skip)
 
     def make() -> Environment:
         made = instance(plug_in, values, path, table) if is_class else Answering(partial(plug_in, **values))
