@@ -129,8 +129,16 @@ class TrlReward:
         """Raises ValueError for a column the function needs and no prompt has."""
         pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
         log = Log([{} for _ in pairs])
+        tables: list[dict[str, object]] = [{"answer": prompt.answer, **prompt.columns} for prompt, _ in pairs]
+        known = {name: name for table in tables for name in table}
+        if missing := sorted(self._wanted - {*known}):
+            raise ValueError(
+                f"the function needs the column {missing[0]!r}, and the prompts have {', '.join(sorted(known))}: "
+                f'name the one it means, columns = {{ {missing[0]} = "answer" }}'
+            )
+        names = {**known, **self.columns}
         # a column of the data called as one of these is not what TRL gives, either
-        given = self._columns([prompt for prompt, _ in pairs]) | {
+        given: Mapping[str, object] = {theirs: [table.get(ours) for table in tables] for theirs, ours in names.items()} | {
             "prompts": [self._prompt(prompt) for prompt, _ in pairs],
             "completions": [self._completion(sample.text or "") for _, sample in pairs],
             "completion_ids": [list(sample.token_ids or ()) for _, sample in pairs],
@@ -140,12 +148,6 @@ class TrlReward:
         parameters = inspect.signature(self.function).parameters
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             given = {name: value for name, value in given.items() if name in parameters}
-        known = {"answer", *(name for prompt, _ in pairs for name in prompt.columns)}
-        if missing := sorted(self._wanted - known):
-            raise ValueError(
-                f"the function needs the column {missing[0]!r}, and the prompts have {', '.join(sorted(known))}: "
-                f'name the one it means, columns = {{ {missing[0]} = "answer" }}'
-            )
         try:
             outcome = self.function(**given)
         except (TypeError, AttributeError) as error:
@@ -165,11 +167,6 @@ class TrlReward:
 
     def _completion(self, text: str) -> object:
         return [{"role": "assistant", "content": text}] if self.conversational else text
-
-    def _columns(self, prompts: Sequence[Prompt]) -> dict[str, object]:
-        tables: list[dict[str, object]] = [{"answer": prompt.answer, **prompt.columns} for prompt in prompts]
-        names = {**{name: name for table in tables for name in table}, **self.columns}
-        return {theirs: [table.get(ours) for table in tables] for theirs, ours in names.items()}
 
 
 @dataclass(frozen=True)
