@@ -82,6 +82,8 @@ class GroundingLayout:
             self.habits.add(box, drawn_on)
         for size in sizes:
             check_shape(size)
+        if len({*sizes}) > 1:
+            self.notes["rows with pictures of several sizes, whose boxes are read as the first one's"] += 1
         answer = self._boxes(row, drawn_on)
         if orientation != 1:
             self.notes["rows whose boxes were turned with their pictures, as EXIF notes"] += 1

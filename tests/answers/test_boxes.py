@@ -402,7 +402,8 @@ def test_a_broken_template_predicts_nothing():
 
 
 def test_without_sizes_only_equal_kinds_of_space_compare():
-    assert attempt("[160, 120, 480, 240]", "pixel", sizes=()).predicted == (TRUTH,)
+    found = attempt("[160, 120, 480, 240]", "pixel", (TRUTH, TRUTH), ())
+    assert found.predicted == found.truth == (TRUTH,), "what stands there twice is one"
     share = Box(0.25, 0.25, 0.75, 0.5, "norm1")
     assert attempt("[250, 250, 750, 500]", "norm1000", share, ()).truth[0].corners == (250, 250, 750, 500)
 

@@ -250,8 +250,8 @@ def test_a_text_off_its_template_holds_no_span():
     off = attempt("from 2 to 4 seconds", template="think")
     assert off.predicted == () and not off.keeps_format
     assert off.parts() == {"unparsed": 0.0, "outside": 0.0, "format": 0.0}
-    kept = attempt("<think>hm</think><answer>2 to 4</answer>", template="think")
-    assert kept.keeps_format and kept.predicted == (TRUTH,) and kept.iou == 1.0
+    kept = attempt("<think>hm</think><answer>2 to 4</answer>", (TRUTH, TRUTH), template="think")
+    assert kept.keeps_format and kept.predicted == kept.truth == (TRUTH,) and kept.iou == 1.0
 
 
 def test_one_true_span_is_asked_for_where_only_one_will_do():

@@ -23,12 +23,12 @@ from tests.support.refused import refused
 
 
 def test_rows_become_prompts(picture, jsonl, tmp_path):
-    picture("photos/cat.png")
+    pair = [picture("photos/cat.png"), picture("photos/cats.png", (128, 48))]
     path = jsonl(
         {"image": "photos/cat.png", "question": "Where is the cat?", "box": [1, 2, 30, 40], "id": 7, "scene": "garden"},
         "",
         {"image": "photos/cat.png", "question": "cats", "boxes": [{"bbox": [0, 0, 5.5, 6], "label": "cat"}, [1, 1, 2, 2]]},
-        {"image": ["photos/cat.png"] * 2, "question": "<image>1<image>2", "bbox": {"bbox_2d": [0, 0, 1, 1]}, "space": "norm1"},
+        {"image": pair, "question": "<image>1<image>2", "bbox": {"bbox_2d": [0, 0, 1, 1]}, "space": "norm1"},
         {"image": "photos/cat.png", "question": "none", "boxes": [], "size": [64, 48]},
     )
     one, several, shares, none = load_boxes(path)
@@ -39,6 +39,7 @@ def test_rows_become_prompts(picture, jsonl, tmp_path):
     assert several.answer == (Box(0, 0, 5.5, 6, label="cat"), Box(1, 1, 2, 2))
     assert shares.answer == Box(0, 0, 1, 1, "norm1") and len(shares.media) == 2
     assert none.answer == ()
+    assert check_file(path).notes == {"rows with pictures of several sizes, whose boxes are read as the first one's": 1}
 
 
 def test_names_spaces_and_texts_can_be_mapped(picture, jsonl, tmp_path):

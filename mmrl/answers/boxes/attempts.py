@@ -105,7 +105,7 @@ def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, 
     size = sample.media_sizes[0] if sample.media_sizes else None
     common: Space = space if size is None else "pixel"
     try:
-        true = tuple(box.to(common, size) for box in truth)
+        true = tuple(dict.fromkeys(box.to(common, size) for box in truth))
         if size is not None:
             for box in truth:
                 check_inside(box, size)

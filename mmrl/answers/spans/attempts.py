@@ -91,7 +91,7 @@ def read_spans(prompt: Prompt, sample: Sample, unit: Unit, template: Template | 
     """
     text, clock = completion_text(prompt, sample), clock_of(prompt, sample)
     try:
-        truth = tuple(span.to("seconds", clock.seconds, clock.file_fps) for span in true_spans(prompt))
+        truth = tuple(dict.fromkeys(span.to("seconds", clock.seconds, clock.file_fps) for span in true_spans(prompt)))
         step = Interval(0, 1, unit).to("seconds", clock.seconds, clock.seen_fps).end
     except ValueError as error:
         raise ValueError(f"prompt {prompt.id!r}: {error}") from None

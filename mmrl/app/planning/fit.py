@@ -74,12 +74,6 @@ def grow(size: int, free: int, taken: int, most: int) -> int:
     return size
 
 
-def smaller_sizes(sizes: Sizes, least: Sizes) -> Sizes:
-    """Half of every size, and no less than the smallest; parts that may leave the card leave it."""
-    half = {key: value if isinstance(value, bool) else max(int(least[key]), value // 2) for key, value in sizes.items()}
-    return half | {key: True for key, value in least.items() if isinstance(value, bool)}
-
-
 def size_choices(sizes: Sizes, made: Plan) -> list[PlannedSetting]:
     """The sizes of a plan with their reasons."""
     phases, group = made.memory.phases, made.config.algorithm.algorithm.group_size
@@ -148,7 +142,8 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
         if device.fits(planned_larger.memory):
             sizes, best, planned = wanted, larger, planned_larger
             break
-        wanted = smaller_sizes(wanted, least)
+        half = {key: value if isinstance(value, bool) else max(int(least[key]), value // 2) for key, value in wanted.items()}
+        wanted = half | {key: True for key, value in least.items() if isinstance(value, bool)}
     return Fit(best, [*usual, *size_choices(sizes, planned)], planned, device, facts.weights)
 
 

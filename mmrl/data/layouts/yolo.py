@@ -59,9 +59,10 @@ def yolo_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
     files = label_files(folder)
     classes = classes_of(path)
     classes = replace(classes, tracked=not classes.keypoints and any(is_tracked(folder, file) for file in files))
-    looks = Counter[Looks]()
+    looks, named = Counter[Looks](), set[Path]()
     for file in files:
         place = file.relative_to(folder)
+        named.add(folder / _picture_of(folder, place))
         boxes: list[tuple[str, list[float]]] = []
         with report.collecting(f"{place}:1", counts=True):
             lines = read_text(Path(path_below(folder, str(place), "data.path"))).splitlines()
@@ -74,6 +75,8 @@ def yolo_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
         shown: Record = {"id": str(place.with_suffix("")), "image": _picture_of(folder, place), "space": "norm1"}
         for values in rows_by_label(shown | ({} if split is None else {"split": split}), boxes, question):
             yield Row(values, str(place), 1)
+    pictures = {one for at in {one.parent for one in named} for one in at.glob("*") if one.suffix.lower() in PICTURE_SUFFIXES}
+    report.notes.update({"pictures left out: no file of labels": len(pictures - named)} if pictures - named else {})
     shape = next(iter(looks)) if len(looks) == 1 else None
     if classes.keypoints is None and shape is not None:
         count, each = shape

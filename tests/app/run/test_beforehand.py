@@ -202,8 +202,7 @@ def test_pairs_need_two_samples_and_a_vote_of_one_says_nothing(caplog):
 
     config = load("tiny/flow", ["evaluation.num_samples=1", 'reward=[{use="pairwise_win_rate"}]']).config
     reward, prompts = rewards_load("pairwise_win_rate", "rewards")(scorer=Compares()), [Prompt("p", "x")]
-    with pytest.raises(ValueError, match=r"evaluation\.num_samples is 1: set it to 2 or more"):
-        look_at_scoring(config, [(config.reward[0], reward)], prompts, [Prompt("q", "y")])
+    refused("num_samples is 1: set it to 2", look_at_scoring, config, [(config.reward[0], reward)], prompts, [Prompt("q", "y")])
     votes = load("tiny/flow", ["evaluation.num_samples=1", 'reward=[{use="majority_vote"}]']).config
     vote = [(votes.reward[0], rewards_load("majority_vote", "rewards")())]
     look_at_scoring(votes, vote, prompts, [Prompt("q", "y"), prompts[0]])

@@ -115,9 +115,8 @@ def test_an_output_that_holds_a_run_is_refused_and_a_default_moves_on(make: Make
 
 def test_one_line_trains_a_video_model(tmp_path: Path):
     config = one_line("video", "m", "moving_digits", ["by_type"], ["policy.video.fps=1.0"]).config
-    policy: Any = config.policy
-    assert (config.data.use, config.reward[0].use, policy.video.max_frames) == ("moving_digits", "by_type", 64)
-    assert policy.video.fps == 1.0
+    video: Any = config.policy.video  # type: ignore[union-attr]
+    assert (config.data.use, config.reward[0].use, video.max_frames, video.fps) == ("moving_digits", "by_type", 64, 1.0)
     refused(r"--task video needs --reward, for example .*--task video .*by_type", one_line, "video", "m", "moving_digits", [], [])
 
 

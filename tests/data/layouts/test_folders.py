@@ -70,9 +70,10 @@ def test_every_tree_is_read_with_either_file_of_names(tree, names, write):
 
 
 def test_a_question_may_be_chosen_when_converting(write, tmp_path):
-    folder = write(**{"labels/1.txt": LINES, "labels/2.txt": "", "images/1.jpg": None, "classes.txt": "cat\ndog"})
+    files = {"labels/1.txt": LINES, "labels/2.txt": "", "classes.txt": "cat\ndog"}
+    folder = write(**files, **{f"images/{i}.jpg": None for i in (1, 3)})
     done = convert(folder, None, tmp_path / "out.jsonl", question="Where is the {label}?")
-    assert done.num_rows == 2 and done.notes == {"pictures left out: no boxes": 1}
+    assert done.num_rows == 2 and done.notes == {f"pictures left out: no {what}": 1 for what in ("boxes", "file of labels")}
     pixels = [tuple(box.to("pixel", MediaSize(64, 48, 64, 48)) for box in boxes) for boxes in (CAT, DOG)]
     assert [answer for _, answer, _ in read(done.out)] == pixels
     assert [text for text, _, _ in read(done.out)] == ["Where is the cat?", "Where is the dog?"]

@@ -83,8 +83,7 @@ def test_samplers_draw_for_one_trainer_on_cards_of_their_own(monkeypatch: pytest
     look_at_settings(config, Ranks())
     assert max_ahead(config.algorithm.algorithm) == 2, "by the correction that comes with a lag"
     look_at_settings(replace(config, ahead=0), Ranks(FakeAccelerator(2)))
-    with pytest.raises(ValueError, match=r"cluster.samplers is 2, and FSDP or ZeRO-3 spreads the weights over the run's 2 proc"):
-        look_at_settings(replace(config, ahead=0), Ranks(FakeAccelerator(2, "FSDP")))
+    refused("samplers is 2, and FSDP", look_at_settings, replace(config, ahead=0), Ranks(FakeAccelerator(2, "FSDP")))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     refused(r"this process sees 2 card\(s\), of which 1 train: .* cluster.samplers_share = true", SamplerSettings(2).places)
