@@ -43,8 +43,6 @@ RETRIED = BUSY | {409}
 """Besides everything from 500 on."""
 HOPELESS = frozenset({401, 403, 404, 405})
 """The server refuses every request alike: wrong key, address or model."""
-BROKEN_OFF = ("abort", "content_filter", "error")
-"""What ends an answer that would have been another one."""
 MOST_WAIT_S = 30.0
 LAST_DOUBLED = 5
 """Pauses double that often."""
@@ -405,7 +403,7 @@ def read_reply(answer: Json) -> Reply:
     try:
         choice = answer["choices"][0]
         text = choice["message"].get("content") or ""
-        if not isinstance(text, str) or choice.get("finish_reason") in BROKEN_OFF:
+        if not isinstance(text, str) or choice.get("finish_reason") in ("abort", "content_filter", "error"):
             raise TypeError("no text, or half of one")
         places = (choice.get("logprobs") or {}).get("content") or []
         first: dict[str, float] = {}
