@@ -180,10 +180,6 @@ class Supervised:
         code = None if self.running is None else self.running.poll()
         return 128 - code if code is not None and code < 0 else code
 
-    def ask_to_end(self) -> None:
-        if self.running is not None:
-            ask_to_end(self.running)
-
     def end(self, seconds: float) -> None:
         """Wait so long for its end, and kill what is left."""
         if self.running is not None:
@@ -206,8 +202,7 @@ class EngineServer:
     def __init__(self, command: Callable[[int], ServeCommand], port: int, folder: Path, restarts: int) -> None:
         self.port = free_port(port)
         self.url = f"http://127.0.0.1:{self.port}"
-        made = command(self.port)
-        log_file = folder / "engine.log"
+        made, log_file = command(self.port), folder / "engine.log"
         self.program = Supervised("the engine", made.words, made.full_environment(), self.url, log_file, restarts)
         self.failed = ""
         """Why it will not be started again."""
@@ -304,9 +299,9 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def ask_to_end(process: "subprocess.Popen[bytes]") -> None:
-    """Let a watchdog end what it holds."""
-    if process.stdin is not None:
+def ask_to_end(process: "subprocess.Popen[bytes] | None") -> None:
+    """Let a watchdog, where there is one, end what it holds."""
+    if process is not None and process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.app.run.signals import NUMBERS, handled, is_ignored
-from mmrl.engine.server import Supervised, kill_group, tail
+from mmrl.engine.server import Supervised, ask_to_end, kill_group, tail
 from mmrl.engine.wire.client import EngineClient
 
 POLL_S = 0.2
@@ -53,7 +53,7 @@ class Supervisor:
                 return self._train() if self._wait_until_ready() else 128 + self.asked_by[0]
         finally:
             for process in (self.trainers, *self.servers):
-                process.ask_to_end()
+                ask_to_end(process.running)
             for process in (self.trainers, *self.servers):
                 process.end(GRACE_S)
 
