@@ -11,16 +11,13 @@ from concurrent.futures import CancelledError, Future, wait
 from contextvars import copy_context
 from itertools import islice
 from math import inf
-from typing import Any
 
 import torch
 
 from mmrl.runtime.blame import describe, is_from_outside, note_own
 from mmrl.runtime.net.clocks import LEAST_S, timed
 from mmrl.runtime.net.loops import contain
-
-Foreign = Any
-"""An object of whatever class."""
+from mmrl.runtime.ranges import Foreign
 
 
 class Threads:

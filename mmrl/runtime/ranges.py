@@ -141,11 +141,15 @@ def is_finite(value: float | int) -> bool:
     return abs(value) <= LARGEST_INT if isinstance(value, int) else math.isfinite(value)
 
 
-def by_name(answer: object) -> tuple[Any, Mapping[str, Any]]:
+Foreign = Any
+"""An object of whatever class."""
+
+
+def by_name(answer: object) -> tuple[Foreign, Mapping[str, Foreign]]:
     """Value and parts of an answer, unchecked: of numbers by name (TypeError for none) "score" is the value, else their sum."""
     if not isinstance(answer, Mapping):
         return answer, {}
-    parts = {str(name): number for name, number in cast(Mapping[object, Any], answer).items()}
+    parts = {str(name): number for name, number in cast(Mapping[object, Foreign], answer).items()}
     if not parts:
         raise TypeError("no numbers")
     return parts.pop("score") if "score" in parts else math.fsum(parts.values()), parts
@@ -155,7 +159,7 @@ class NoListError(TypeError):
     """The object is no sequence of values."""
 
 
-def values_of(answer: Any, count: int) -> list[Any]:
+def values_of(answer: Foreign, count: int) -> list[Foreign]:
     """The values in order, at most one more than `count`, because there may be no end.
 
     Raises NoListError where they have no order, or it is a text, whose letters are not values.
