@@ -449,9 +449,10 @@ def refuse_other_output(settings: FlowPolicyConfig, family: type[FlowFamily]) ->
         raise ValueError(f"policy.{key} is set, but this model draws no clips with sound: leave it out, or take an LTX-2")
     if settings.sound and settings.frames == 1:
         raise ValueError("policy.sound goes with clips, and policy.frames is 1: set frames, such as 121, or leave sound out")
-    if settings.frames != 1 and not family.draws_clips:
+    if not family.draws_clips and (settings.frames != 1 or settings.fps is not None):
         what = "sounds" if family.draws_sound else "pictures"
-        raise ValueError(f"policy.frames is {settings.frames}, but this model draws {what}: set it to 1, or take a Wan for clips")
+        given = f"fps is {settings.fps:g}" if settings.frames == 1 else f"frames is {settings.frames}"
+        raise ValueError(f"policy.{given}, but this model draws {what}: leave it out, or take a Wan for clips")
     if settings.seconds is not None and not family.draws_sound:
         what = "clips" if family.draws_clips else "pictures"
         raise ValueError(
