@@ -79,15 +79,8 @@ def test_spans_are_read_back_whatever_the_reward_takes_bare_numbers_for(case, un
 
 
 def test_letters_numbers_and_texts():
-    for answer, said in (
-        ("B", "B"),
-        (["A", "C"], "A, C"),
-        (3, "3"),
-        (0.125, "0.125"),
-        (1234567.5, "1234567.5"),
-        (" a cat ", "a cat"),
-    ):
-        assert format_answer(answer) == said
+    written = {"B": "B", ("A", "C"): "A, C", 3: "3", 0.125: "0.125", 1234567.5: "1234567.5", " a cat ": "a cat"}
+    assert {answer: format_answer(answer) for answer in written} == written and format_answer(["A", "C"]) == "A, C"
     letters = Prompt("p", "?", answer="A,C", columns={"options": ("cat", "dog", "cow")})
     for template in (None, "direct", "think"):
         sample = Sample(Way(template=template).of(letters, None))

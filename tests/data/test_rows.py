@@ -115,10 +115,7 @@ BAD = {
     "sides": (GOOD | {"box": [40, 30, 10, 8]}, "no area.* as x, y, width, height it would fit .*: give box_format = xywh$"),
     "inverted, and no sides": (GOOD | {"box": [40, 30, 60, 8]}, "x2 > x1 and y2 > y1$"),
     "a huge number": (GOOD | {"box": [4, 4, 20, 10**4000]}, "a box must be four numbers"),
-    "a URL": (
-        GOOD | {"image": "https://example.com/cat.png"},
-        "is a URL, and URLs are not fetched: download it first",
-    ),
+    "a URL": (GOOD | {"image": "https://example.com/cat.png"}, "is a URL, and URLs are not fetched: download it first"),
     "a bucket": (GOOD | {"image": "s3://bucket/cat.png"}, "URLs are not fetched"),
     "data": (GOOD | {"image": "data:image/png;base64,AAAA"}, "URLs are not fetched"),
     "a URL in a cell": (GOOD | {"image": {"bytes": None, "path": "http://example.com/a.png"}}, "URLs are not fetched"),

@@ -189,23 +189,11 @@ def test_a_server_is_looked_at_before_weights_load(
     known["W"], known["h"] = known["h"], known["W"]
     (named_alike / "tokenizer.json").write_text(json.dumps(words))
     cases: dict[str, tuple[TextTeacher, int, str]] = {
-        "another model": (
-            served(tiny("qwen2_5_vl"), server.url),
-            0,
-            "0.url: the server at .* serves '.*taught', and the run needs",
-        ),
+        "other model": (served(tiny("qwen2_5_vl"), server.url), 0, "url: the server at .* serves '.*taught', and the run needs"),
         "another tokenizer": (served(str(named_alike), server.url), 0, "0.url: the server at .* has another vocabulary than"),
         "no folder": (served("./gone", server.url), 0, "policy.teachers.0.model: there is no folder './gone'"),
-        "more than it tells": (
-            served(other, server.url),
-            21,
-            "tells of 20 likely tokens, and FollowTeacher.top is 21: start it with",
-        ),
-        "nobody": (
-            served(other, "http://127.0.0.1:9"),
-            0,
-            "0.url: nothing answers at .* cannot be reached .*: start the server first",
-        ),
+        "more than it tells": (served(other, server.url), 21, "tells of 20 likely tokens, and FollowTeacher.top is 21"),
+        "nobody": (served(other, "http://127.0.0.1:9"), 0, "0.url: nothing answers at .* cannot be reached .*: start the server"),
     }
     for name, (teacher, likely, said) in cases.items():
         with subtests.test(name), pytest.raises((ValueError, FileNotFoundError), match=said):
@@ -225,14 +213,8 @@ def test_a_run_waits_for_a_teacher_that_is_started_again(tiny: Tiny, other: str)
     port = free_ports(1)
     teacher = f"{{name = 'far', model = '{other}', url = ['http://127.0.0.1:{port}'], timeout_s = 60.0}}"
     term = 'algorithm={preset = "opd", group_size = 2, objective = [{kind = "FollowTeacher", form = "sampled", beta = 1.0}]}'
-    small = (
-        "steps=3",
-        "prompts_per_step=2",
-        "evaluation.num_prompts=0",
-        "policy.sampling.max_new_tokens=5",
-        "policy.lora.rank=2",
-    )
-    words = [term, f"policy.teachers=[{teacher}]", f"policy.model={tiny('qwen2_5_vl')}", *small]
+    few = ("steps=3", "prompts_per_step=2", "evaluation.num_prompts=0", "policy.sampling.max_new_tokens=5", "policy.lora.rank=2")
+    words = [term, f"policy.teachers=[{teacher}]", f"policy.model={tiny('qwen2_5_vl')}", *few]
     job, again = list[Job](), ExitStack()
     with again:
         with engines(other, port=port):

@@ -203,9 +203,7 @@ def test_every_trained_transition_has_one_owner():
 
 
 def test_a_group_that_does_not_fill_the_tree_is_refused_with_a_size_that_does():
-    with pytest.raises(
-        ValueError, match=r"multiple of 16 samples, but algorithm.group_size is 12: set group_size = 16, or branch at"
-    ):
+    with pytest.raises(ValueError, match=r"multiple of 16 samples, but algorithm.group_size is 12: set group_size = 16"):
         lay_out(Tree().at(0), [12], [0])
 
 
@@ -240,10 +238,13 @@ def test_a_shared_prefix_ends_before_the_first_noise():
     assert layout.trained[:, 2:4].all()
 
 
-def test_deviations_are_zero_where_nothing_trains():
+def test_deviations_are_zero_where_nothing_trains_and_a_linear_schedule_leaves_noise_at_the_last_step():
     plan = RolloutPlan((StepPlan(DanceSDE(0.3), True, noise_scale=4.0), StepPlan(DanceSDE(0.3)), StepPlan()))
     sigmas = torch.tensor([1.0, 0.75, 0.5, 0.0])
     torch.testing.assert_close(plan.deviations(sigmas), torch.tensor([4 * 0.3 * 0.5, 0, 0]))
+    linear = LinearShift(3.0).sigmas(LinearShift(3.0).grid(6)).double()
+    assert FlowSDE(0.9).deviation(linear, torch.tensor([5]))[0] > 0.2
+    assert CPS(0.9).deviation(linear, torch.tensor([5]))[0] == 0
 
 
 SPACING = StaticShift(3.0)
@@ -334,12 +335,6 @@ def test_first_order_with_noise_is_sa_solvers_predictor(tau):
 def test_sa_solver_is_noisy_in_the_middle_only():
     assert [SA(0.4).tau(sigma) for sigma in (1.0, 0.95, 0.9, 0.5, 0.3, 0.29)] == [0.0, 0.0, 0.4, 0.4, 0.4, 0.0]
     assert log_snr(0.5) == 0.0
-
-
-def test_a_linear_schedule_leaves_noise_at_a_noisy_last_step():
-    sigmas = LinearShift(3.0).sigmas(LinearShift(3.0).grid(6)).double()
-    assert FlowSDE(0.9).deviation(sigmas, torch.tensor([5]))[0] > 0.2
-    assert CPS(0.9).deviation(sigmas, torch.tensor([5]))[0] == 0
 
 
 @pytest.mark.parametrize("name", get_args(DynamicsName))

@@ -298,11 +298,7 @@ def test_the_lowest_rewards_may_leave_the_statistics():
     refused(r"trimmed is 1\.0", Decoupled, trimmed=1.0)
 
 
-def test_a_group_that_fills_no_tree_stops_before_sampling():
-    trainer = make_trainer(replace(PRESETS["branch_grpo"], group_size=12))
-    refused("group_size = 16", trainer.step)
-
-
-def test_what_the_policy_cannot_read_is_refused_at_build():
-    with pytest.raises(ValueError, match="sampled_mean"):
-        make_trainer(PRESETS["grpo_guard"], policy=FakeFlowPolicy(offers=frozenset({"logprobs", "mean", "std", "dt"})))
+def test_groups_that_fill_no_tree_stop_before_sampling_and_what_the_policy_cannot_read_at_build():
+    refused("group_size = 16", make_trainer(replace(PRESETS["branch_grpo"], group_size=12)).step)
+    policy = FakeFlowPolicy(offers=frozenset({"logprobs", "mean", "std", "dt"}))
+    refused("sampled_mean", make_trainer, PRESETS["grpo_guard"], policy=policy)

@@ -286,7 +286,9 @@ def draws(sampler, count=50):
     return torch.stack([sampler.draw(EVEN, generator_of(i)) for i in range(count)])
 
 
-def test_rollout_times_are_a_choice_without_repetition_of_no_more_than_there_are():
+def test_rollout_times_repeat_none_and_the_first_index_is_forced_or_left_out():
+    assert (draws(TimeSampler("discrete_with_init", 3, reach=0.9)) == 1).any(1).all()
+    assert not (draws(TimeSampler("discrete_wo_init", 3, reach=0.9)) == 1).any()
     for row in draws(TimeSampler("rollout", 9)):
         assert set(row.tolist()) < set(EVEN[:-1].tolist()) and len(set(row.tolist())) == 9
     refused("10 steps", TimeSampler("rollout", 11).draw, EVEN, generator_of(0))
@@ -299,8 +301,3 @@ def test_every_sample_has_one_time_per_stratum(kind):
     ordered = draws(sampler).sort(dim=1, descending=True).values
     assert (ordered <= low + 1e-6).all() and (ordered >= high - 1e-6).all()
     assert ((ordered > 0) & (ordered <= 1)).all()
-
-
-def test_first_index_is_forced_or_left_out():
-    assert (draws(TimeSampler("discrete_with_init", 3, reach=0.9)) == 1).any(1).all()
-    assert not (draws(TimeSampler("discrete_wo_init", 3, reach=0.9)) == 1).any()

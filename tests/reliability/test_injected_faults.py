@@ -323,9 +323,7 @@ FLOW = {
         drawing.PROMPT, record=with_conditions(lambda all: [{k: 0 * x for k, x in one.items()} for one in all])
     ),
     "half of the embeddings exchanged": Fault(drawing.PROMPT, record=with_conditions(pooled_of_others)),
-    "times one step late": Fault(
-        drawing.POSITIONS, record=traced(lambda trace: replace(trace, timesteps=trace.timesteps.roll(1, 1)))
-    ),
+    "times one step late": Fault(drawing.POSITIONS, record=traced(lambda x: replace(x, timesteps=x.timesteps.roll(1, 1)))),
     "record in float16": Fault(common.PRECISION, record=noted(lambda x: x.half().float())),
     "a layer that looks at gradients": Fault(common.GRADIENT, training=under_gradients(block)),
     "autocast under gradients": Fault(common.GRADIENT, training=half_under_gradients),

@@ -107,9 +107,7 @@ HANG_UP = signal.SIGHUP
     ("usual", "sent", "asked_by"),
     [
         pytest.param(signal.SIG_DFL, [HANG_UP] * 3, "SIGHUP", id="a terminal that closes stops the run once and never kills it"),
-        pytest.param(
-            signal.SIG_DFL, [HANG_UP, signal.SIGTERM, HANG_UP], "SIGTERM", id="a request with a hang-up is the first one"
-        ),
+        pytest.param(signal.SIG_DFL, [HANG_UP, signal.SIGTERM, HANG_UP], "SIGTERM", id="a request with a hang-up is the first"),
         pytest.param(signal.SIG_IGN, [HANG_UP], "", id="under nohup a closing terminal means nothing"),
     ],
 )

@@ -179,15 +179,7 @@ def test_prompts_ask_for_the_digit_and_keep_its_box():
     assert prompt.columns["box"].corners == drawn.corners and "digit" in prompt.text
 
 
-ONE_OR_TWO = {
-    "side": 32,
-    "glyph": [20, 24],
-    "seconds": 5.6,
-    "stay": [1.2, 4.0],
-    "digits": [0, 3, 4, 7],
-    "asked": [7],
-    "shown": [1, 2],
-}
+ONE_OR_TWO = dict(side=32, glyph=[20, 24], seconds=5.6, stay=[1.2, 4.0], digits=[0, 3, 4, 7], asked=[7], shown=[1, 2])
 SMALL = {"side": 32, "glyph": [14, 16], "seconds": 5.0, "stay": [1.5, 3.0], "crossing": 0.2}
 
 

@@ -68,9 +68,7 @@ def test_shots_as_grounding_data_and_answers_scored(clip, tmp_path):
     lines = [f"bikes {shot.start:.2f} {shot.end:.2f}##shot number {i}" for i, shot in enumerate(shots)]
     (tmp_path / "sta.txt").write_text("\n".join(lines))
     prompts = load("charades_sta", "datasets")(tmp_path / "sta.txt", videos=film.parent)
-    assert check(prompts).ok and [prompt.answer for prompt in prompts] == [
-        Interval(round(s.start, 2), round(s.end, 2)) for s in shots
-    ]
+    assert check(prompts).ok and [one.answer for one in prompts] == [Interval(round(s.start, 2), round(s.end, 2)) for s in shots]
     reward = load("temporal_iou", "rewards")()
     told = (ClipTime(10.0, 25.0, 50),)
     for prompt, shot in zip(prompts, shots, strict=True):

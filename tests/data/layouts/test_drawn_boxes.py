@@ -83,11 +83,7 @@ NAMED = [(EVERY.format("cat"), boxes("cat", (1, 2, 30, 40))), (EVERY.format("dog
 
 def table(folder):
     """As datasets of the hub are: numbers of classes, whose names are in the features."""
-    objects = {
-        "id": hf.Value("int64"),
-        "bbox": hf.List(hf.Value("float32"), length=4),
-        "category": hf.ClassLabel(names=["cat", "dog"]),
-    }
+    objects = {"id": hf.Value("int64"), "bbox": hf.List(hf.Value("float32"), 4), "category": hf.ClassLabel(names=["cat", "dog"])}
     features = hf.Features(
         {"image": hf.Image(), "width": hf.Value("int32"), "height": hf.Value("int32"), "objects": hf.List(objects)}
     )

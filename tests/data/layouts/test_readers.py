@@ -135,10 +135,7 @@ def test_a_table_of_texts_and_one_of_very_many_columns_which_is_refused_at_once(
     text = '\ufeffimage,question,answer,box,width\r\na.png,"How many, if ""any""?",3,"[1, 2, 3, 4]",64\r\n'
     text += '\r\nb.png,"two\nlines",,[x,\r\n'
     (first, second), problems = read(tmp_path / "a.csv", text)
-    assert first == (
-        2,
-        {"image": "a.png", "question": 'How many, if "any"?', "answer": "3", "box": [1, 2, 3, 4], "width": 64},
-    )
+    assert first == (2, {"image": "a.png", "question": 'How many, if "any"?', "answer": "3", "box": [1, 2, 3, 4], "width": 64})
     assert second == (4, {"image": "b.png", "question": "two\nlines", "answer": None, "box": "[x", "width": None})
     assert problems == []
     assert read(tmp_path / "a.tsv", "question\tanswer\na, b\tc\n")[0] == [(2, {"question": "a, b", "answer": "c"})]
