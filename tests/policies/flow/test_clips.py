@@ -228,9 +228,7 @@ def reads(name: str, spoil: Callable[[torch.Tensor], torch.Tensor]) -> Callable[
     velocity = HunyuanVideo15.velocity
     return set_to(
         "velocity",
-        lambda self, net, x, times, prompts, guidance: velocity(
-            self, net, x, times, {**prompts, name: spoil(prompts[name])}, guidance
-        ),
+        lambda self, net, x, t, prompts, guidance: velocity(self, net, x, t, {**prompts, name: spoil(prompts[name])}, guidance),
     )
 
 

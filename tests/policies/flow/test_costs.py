@@ -162,13 +162,9 @@ def test_pruned_branches_are_not_evaluated(tiny):
     whole = counted_step(make(tiny("sd3"), guidance=1.0), algorithm)
     half = replace(algorithm, advantage=TreeNorm(kept_chains=0.5))
     pruned = counted_step(make(tiny("sd3"), guidance=1.0), half)
-    late = replace(algorithm, schedule=replace(tree, pruned_depths=(4, 5)))
+    late = counted_step(make(tiny("sd3"), guidance=1.0), replace(algorithm, schedule=replace(tree, pruned_depths=(4, 5))))
     # edges 2 + 4 + 4 + 4 + 4; after the last split half of 12; without the last two depths 10
-    assert [found["update"] // 2 for found in (whole, pruned, counted_step(make(tiny("sd3"), guidance=1.0), late))] == [
-        18,
-        12,
-        10,
-    ]
+    assert [found["update"] // 2 for found in (whole, pruned, late)] == [18, 12, 10]
     assert whole["rollout"] == pruned["rollout"] == 2 * (1 + 2 + 4 + 4 + 4)
 
 

@@ -179,9 +179,7 @@ def test_kernels_of_attention_are_chosen_by_name(tiny, family):
 
 def test_a_kernel_that_cannot_be_had_is_refused(tiny):
     refused(r"'native' would change nothing: .* SD3Transformer2DModel", make, tiny("sd3"), attention_backend="native")
-    with pytest.raises(
-        ValueError, match=r"policy.attention_backend 'sage' cannot be had here \(.*\): install it, or leave it out"
-    ):
+    with pytest.raises(ValueError, match=r"policy.attention_backend 'sage' cannot be had here \(.*\): install it, or leave it"):
         make(tiny("flux"), attention_backend="sage")
     check_attention_backend(None)
 

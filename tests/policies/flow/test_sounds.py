@@ -227,11 +227,7 @@ def test_waves_that_are_no_numbers_stop_the_run(tiny: Any, model: str, made: Cal
 @pytest.mark.parametrize(
     ("model", "made", "said"),
     [
-        (
-            "ltx2",
-            partial(make, sound=False, frames=1),
-            "models that draw clips with sound cannot be taught: train by rewards",
-        ),
+        ("ltx2", partial(make, sound=False, frames=1), "models that draw clips with sound cannot be taught: train by rewards"),
         ("stable_audio3", audio, "models of sounds cannot be taught: train by rewards"),
     ],
 )

@@ -218,12 +218,7 @@ def test_prompts_with_another_number_of_pictures_are_drawn_as_alone(tiny: Tiny, 
 
 
 BREAKS: dict[str, tuple[str, object, str, object]] = {
-    "Kontext: source at the noise's places": (
-        "kontext",
-        Kontext,
-        "_places",
-        lambda self, x: Flux._places(self, x).repeat(2, 1),
-    ),
+    "Kontext: source at the noise's places": ("kontext", Kontext, "_places", lambda self, x: Flux._places(self, x).repeat(2, 1)),
     "Kontext: latents neither shifted nor scaled": (
         "kontext",
         sources,
@@ -231,12 +226,7 @@ BREAKS: dict[str, tuple[str, object, str, object]] = {
         lambda vae, pixels: latents_of(vae, pixels) / vae.config.scaling_factor,
     ),
     "Kontext: steps spaced by all tokens": ("kontext", Kontext, "image_tokens", 512),
-    "Qwen: a negative without pictures": (
-        "qwen_edit",
-        QwenImageEdit,
-        "negative",
-        lambda self, one: {**one, "embeds": one["empty"][-5:]},
-    ),
+    "Qwen: a blind negative": ("qwen_edit", QwenImageEdit, "negative", lambda self, one: {**one, "embeds": one["empty"][-5:]}),
     "Qwen: the negative is the prompt": ("qwen_edit", QwenImageEdit, "negative", lambda self, one: one),
     "Qwen: the norm of guided velocities is let go": ("qwen_edit", QwenImageEdit, "keep_norm", False),
     "FLUX.2: pictures at the noise's time": ("flux2", flux2, "places", lambda n, time, *rest: places(n, 0, *rest)),

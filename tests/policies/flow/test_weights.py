@@ -200,9 +200,7 @@ def test_stored_codes_are_taken_as_they_are(tiny, double, tmp_path):
     stored = make(str(folder))
     made = in_4_bits(tiny("flux"), quantized=replace(BOTH, double=double))
     names = ["transformer", "text_encoder_2"]
-    assert [base_of(getattr(stored.pipeline, name)) for name in names] == [
-        base_of(getattr(made.pipeline, name)) for name in names
-    ]
+    assert [base_of(getattr(stored.pipeline, one)) for one in names] == [base_of(getattr(made.pipeline, one)) for one in names]
     refused(r"\(transformer\) is stored in 4 bits, which do not train: add \[policy.lora\]", make, str(folder), lora=None)
     config = json.loads((folder / "transformer" / "config.json").read_text())
     config["quantization_config"]["quant_method"] = "torchao"

@@ -98,9 +98,7 @@ class HearingProcessor(TextProcessor):
     """What a hub's processor would do: marks become placeholders, one per number."""
 
     def apply_chat_template(self, chat: Sequence[Mapping[str, Any]], **options: object) -> object:
-        spelt = [
-            {**one, "content": [{"text": MARK} if part["type"] == "tone" else part for part in one["content"]]} for one in chat
-        ]
+        spelt = [{**one, "content": [{"text": MARK} if p["type"] == "tone" else p for p in one["content"]]} for one in chat]
         return super().apply_chat_template(spelt, **options)
 
     def __call__(self, text: Sequence[str], images: None = None, tones: Sequence[list[float]] = (), **options: Any) -> object:
@@ -193,9 +191,7 @@ def test_tones_are_sampled_read_and_audited_like_pictures(tiny, tmp_path: Path, 
 
 def test_what_is_wrong_with_tones_is_said(tiny, tmp_path: Path):
     policy, (one, *_) = hearing(tiny("qwen3")), prompts(tmp_path)
-    with pytest.raises(
-        ValueError, match="0 <image> markers and 0 <video> markers and 2 <tone> markers, 0 pictures and 0 clips and 1"
-    ):
+    with pytest.raises(ValueError, match="0 <video> markers and 2 <tone> markers, 0 pictures and 0 clips and 1"):
         policy.encode(replace(one, text="<tone><tone>"))
     refused("qwen3 takes no pictures here: leave them out of the data", policy.encode, replace(one, media=(picture(0),)))
     encoded = policy.encode(one)

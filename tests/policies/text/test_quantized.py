@@ -211,11 +211,7 @@ CASES: dict[str, tuple[tuple[str, ...], Damage, bool]] = {
         spoilt(lambda found: found.update({models.Q: found[models.Q][:-1].contiguous()})),
         True,
     ),
-    "another kind": (
-        ("is in FP4, and NF4 is read",),
-        spoilt(lambda found: found.update({f"{STATE}fp4": found.pop(f"{STATE}nf4")})),
-        True,
-    ),
+    "FP4": (("is in FP4, and NF4 is read",), spoilt(lambda found: found.update({f"{STATE}fp4": found.pop(f"{STATE}nf4")})), True),
 }
 
 

@@ -122,9 +122,7 @@ def test_a_teacher_that_is_the_student_says_nothing(name: str, tiny: Tiny, tmp_p
     config = TextPolicyConfig(folder, sampling=Sampling(max_new_tokens=6), teachers=tuple(teachers), **pair.settings)
     parts = TextParts(generator=Ending, worlds=Inline(looking)) if pair.worlds else TextParts()
     policy = TextPolicy(config, ("ref", "ema"), parts=parts)
-    shown = [
-        replace(one, id=f"{one.id} {who.name}", columns={"teacher": who.name}) for one in pair.shown(tmp_path) for who in teachers
-    ]
+    shown = [replace(one, id=f"{one.id} {t.name}", columns={"teacher": t.name}) for one in pair.shown(tmp_path) for t in teachers]
     rollouts = policy.rollout(asked(shown, 1))
     mask = rollouts.action_mask
     for target in TARGETS:

@@ -30,11 +30,7 @@ TRUE = {
     "uneven.webm": uneven(40, 2),
     "mpeg4.mp4": even(30, 10.0),
 }
-WRITTEN: dict[str, dict[str, Any]] = {
-    "uneven.mkv": {"sound": True},
-    "uneven.webm": {"codec": "libvpx-vp9"},
-    "mpeg4.mp4": {"codec": "mpeg4"},
-}
+WRITTEN: dict[str, Any] = {"uneven.mkv": {"sound": True}, "uneven.webm": {"codec": "libvpx-vp9"}, "mpeg4.mp4": {"codec": "mpeg4"}}
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +132,10 @@ def test_clips_that_cannot_be_shown_are_refused(video, message):
     refused(message, choose, timeline(even(100), 4.0), video, FrameRule())
 
 
-def test_an_end_that_a_data_set_rounded_up_is_the_files_end():
+def test_an_end_that_was_rounded_up_is_the_files_and_a_step_is_told_even_for_one_frame():
     assert choose(timeline(even(100), 4.0), Video("a.mp4", end=4.1), FrameRule()).seconds == 4.0
+    chosen = choose(timeline(even(100), 4.0), Video("a.mp4", frames=1), FrameRule(min_frames=1))
+    assert chosen.indices == (0,) and math.isfinite(replace(chosen).step)
 
 
 def test_sizes_stay_within_the_budget():
@@ -326,9 +324,7 @@ def test_the_cache_finds_content_whatever_its_name(tmp_path, files, monkeypatch)
     import mmrl.policies.video.input as module
 
     decoded: list[str] = []
-    monkeypatch.setattr(
-        module, "fetch", lambda video, rule, hashed: (decoded.append(video.source), fetch(video, rule, hashed))[1]
-    )
+    monkeypatch.setattr(module, "fetch", lambda video, rule, how: (decoded.append(video.source), fetch(video, rule, how))[1])
     videos = VideoInput(VideoSettings(workers=0), FrameRule())
     first = videos(Video(files["even.mp4"], frames=6))
     again = videos(Video(files["even.mp4"], frames=6))
@@ -412,8 +408,3 @@ def test_files_that_are_no_videos_are_named(tmp_path, files):
 def test_wrong_settings_are_named(name, value):
     refused(rf"\.{name} is {value!r}: it must be", VideoSettings, **{name: value})
     refused(r"min_pixels .* is larger than", VideoSettings, min_pixels=10, max_pixels=9)
-
-
-def test_a_step_is_told_even_for_one_frame():
-    chosen = choose(timeline(even(100), 4.0), Video("a.mp4", frames=1), FrameRule(min_frames=1))
-    assert chosen.indices == (0,) and math.isfinite(replace(chosen).step)

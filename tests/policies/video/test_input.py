@@ -232,9 +232,7 @@ def test_placeholders_are_vision_features(tiny, clips, family):
             features = policy.family.look(policy.net.core, kind, [media]).pooler_output
             assert len(features) == policy.family.entries(encoded.media, kind)
             given += sum(entry.shape[:-1].numel() for entry in features)
-        held = [
-            int((encoded.token_ids == policy.family.token_of(kind)).sum()) for kind in policy.family.placeholders(encoded.media)
-        ]
+        held = [int((encoded.token_ids == policy.family.token_of(k)).sum()) for k in policy.family.placeholders(encoded.media)]
         assert sum(held) == given
         assert held == list(policy.family.placeholders(encoded.media).values())
 

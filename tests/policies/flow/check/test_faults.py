@@ -35,9 +35,7 @@ FAULTS = {
     "prompts permuted in training": Fault(
         causes.PROMPT, record=traced(lambda trace: replace(trace, conditions=(*trace.conditions[1:], trace.conditions[0])))
     ),
-    "times halved in training": Fault(
-        causes.POSITIONS, record=traced(lambda trace: replace(trace, timesteps=trace.timesteps / 2))
-    ),
+    "times halved in training": Fault(causes.POSITIONS, record=traced(lambda x: replace(x, timesteps=x.timesteps / 2))),
     "times truncated in training": Fault(
         causes.POSITIONS, record=traced(lambda trace: replace(trace, timesteps=trace.timesteps.floor()))
     ),

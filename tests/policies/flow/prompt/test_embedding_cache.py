@@ -91,9 +91,7 @@ def test_other_files_and_settings_have_embeddings_of_their_own(tiny, tmp_path, m
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     names.append(opened())
     versions = embedding_cache.importlib.metadata.version
-    monkeypatch.setattr(
-        embedding_cache.importlib.metadata, "version", lambda name: "9" if name == "diffusers" else versions(name)
-    )
+    monkeypatch.setattr(embedding_cache.importlib.metadata, "version", lambda one: "9" if one == "diffusers" else versions(one))
     names.append(opened())
     assert len(set(names)) == 5
 

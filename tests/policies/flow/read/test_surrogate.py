@@ -83,9 +83,7 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"), [*((family, kind) for family in ("sd3", "flux") for kind in PATHS), ("sd15", "sparse")]
-)
+@pytest.mark.parametrize(("family", "kind"), [*((name, kind) for name in ("sd3", "flux") for kind in PATHS), ("sd15", "sparse")])
 def test_pictures_of_a_path_are_the_samples_own(tiny: Tiny, family: str, kind: str):
     """Of Stable Diffusion 1.5 too, which ends above 0."""
     policy = make_any(tiny(family)) if family == "sd15" else make(tiny(family))
@@ -192,9 +190,7 @@ def test_rewards_without_a_gradient_are_refused_by_name(tiny: Tiny, broken: str,
     refused(message, trainer_of(make(tiny("sd3"), guidance=1.0), small("draft_k"), Blue(broken)).step)
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"), [*BROKEN, ("reversed", r"the gradient of reward 'blue' points away .* changes by -")]
-)
+@pytest.mark.parametrize(("broken", "message"), [*BROKEN, ("reversed", r"the gradient of reward 'blue' points away .* by -")])
 def test_a_trial_refuses_them_before_a_run(broken: str, message: str):
     try_gradient("blue", Blue(), prompts()[0])
     refused(message.replace("2 pictures", "1 pictures"), try_gradient, "blue", Blue(broken), prompts()[0])

@@ -213,11 +213,7 @@ def test_refused(tiny: Tiny, request_: Request, plan: RolloutPlan, message: str)
 @pytest.mark.parametrize(
     ("planner", "columns", "message"),
     [
-        (
-            TaughtPictures(),
-            {"completion": "a"},
-            r"prompt 'cat' has nothing in the column 'picture', .* \(its columns: completion\)",
-        ),
+        (TaughtPictures(), {"completion": "a"}, r"'cat' has nothing in the column 'picture', .* \(its columns: completion\)"),
         (TaughtPictures("n"), {"n": 3}, "prompt 'cat' has '3' in the column 'n'"),
         (TaughtPairs(), {"chosen": "a.png"}, "prompt 'cat' has nothing in the column 'rejected'"),
         (TaughtPairs(), {"chosen": "a.png", "rejected": "a.png"}, "has the same picture in the columns 'chosen' and 'rejected'"),

@@ -104,9 +104,7 @@ def test_prompts_are_encoded_once_each(tiny, monkeypatch):
     policy = make(tiny("sd3"), cached_prompts=2)
     seen: list[str] = []
     encode = type(policy.family).encode
-    monkeypatch.setattr(
-        type(policy.family), "encode", lambda self, text, device: (seen.append(text), encode(self, text, device))[1]
-    )
+    monkeypatch.setattr(type(policy.family), "encode", lambda self, text, on: (seen.append(text), encode(self, text, on))[1])
     for _ in range(2):
         policy.rollout(requests(count=2), PLANS["flow_grpo"])
     assert seen == ["a red cat", "two large dogs", ""]
@@ -144,11 +142,7 @@ def test_a_network_that_answers_nan_is_named_with_prompt_and_the_first_such_step
     [
         ([Request(X, 1, 0, view="masked")], evaluation_plan(2), "the view 'masked'"),
         ([Request(X, 1, 0, role="injected")], evaluation_plan(2), "gives a picture of the data, which has no noisy steps"),
-        (
-            [Request(Prompt("p", "x", ("cat.png",)), 1, 0)],
-            evaluation_plan(2),
-            "holds 1 picture, but this model draws from text alone",
-        ),
+        ([Request(Prompt("p", "x", ("cat.png",)), 1, 0)], evaluation_plan(2), "1 picture, but this model draws from text alone"),
         ([Request(X, 1, 0, model="ema")], evaluation_plan(2), "asks for the weights 'ema'; this policy keeps policy"),
         ([Request(CAT, 1, 4), Request(DOGS, 1, 4)], evaluation_plan(2), "group 4 holds prompts 'cat' and 'dogs'"),
         (requests(), None, r"set algorithm\.schedule"),
@@ -230,9 +224,7 @@ def test_the_base_may_finish_what_trained_weights_began(tiny, lora, solver):
     """From the first step on it is the base, from behind the last one it is not there."""
     policy = make(tiny("sd3"), ["ref"], lora=lora)
     steps, asked = (StepPlan(solver),) * 4, requests(count=1)
-    tuned, base = (
-        latents(policy, [replace(one, model=model) for one in asked], RolloutPlan(steps)) for model in ("policy", "ref")
-    )
+    tuned, base = (latents(policy, [replace(one, model=m) for one in asked], RolloutPlan(steps)) for m in ("policy", "ref"))
     mixed = [latents(policy, asked, RolloutPlan(steps, base_from=first)) for first in (0, 2, 4)]
     assert torch.equal(mixed[0], base) and torch.equal(mixed[2], tuned)
     assert min(float((mixed[1] - end).abs().max()) for end in (tuned, base)) > 1e-4

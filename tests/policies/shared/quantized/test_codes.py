@@ -130,12 +130,8 @@ def pair(bias: bool = True) -> tuple[Nf4Linear, nn.Linear]:
     torch.manual_seed(0)
     plain = nn.Linear(24, 40, bias).requires_grad_(False)
     found, codes = Nf4Linear(plain), table.quantize(plain.weight)
-    found.weight, found.scales, found.units, found.offset = (
-        nn.Parameter(codes.codes, requires_grad=False),
-        codes.scales,
-        codes.units,
-        codes.offset,
-    )
+    found.weight = nn.Parameter(codes.codes, requires_grad=False)
+    found.scales, found.units, found.offset = codes.scales, codes.units, codes.offset
     plain.weight.copy_(found.whole(torch.float32))
     return found, plain
 
@@ -351,9 +347,7 @@ def test_an_entry_that_has_changed_is_made_again(spoil: Any, cache: Path, tmp_pa
     spoil(folder)
     with caplog.at_level(logging.WARNING):
         assert recipe.folder() == folder and is_whole(folder)
-    assert [record.message for record in caplog.records] == [
-        f"{folder} is damaged, or not of this mmrl: its codes are made again"
-    ]
+    assert [one.message for one in caplog.records] == [f"{folder} is damaged, or not of this mmrl: its codes are made again"]
 
 
 @pytest.mark.parametrize("stranger", ["link", "file"])

@@ -76,9 +76,7 @@ def fed_by(processor: Any, prompt: Prompt) -> Any:
     content = [{"type": "audio" if isinstance(one, Audio) else "image"} for one in prompt.media]
     pieces = prompt.text.replace("<image>", "<audio>").split("<audio>")
     if len(pieces) > 1:
-        content = [
-            part for pair in zip([{"type": "text", "text": p} for p in pieces], [*content, None], strict=True) for part in pair
-        ]
+        content = [x for pair in zip([{"type": "text", "text": p} for p in pieces], [*content, None], strict=True) for x in pair]
     else:
         content += [{"type": "text", "text": prompt.text}]
     chat = [{"role": "user", "content": [part for part in content if part and part.get("text") != ""]}]

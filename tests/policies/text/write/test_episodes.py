@@ -108,9 +108,7 @@ def test_every_turn_has_a_seed_of_its_own():
 
 
 def test_a_row_holds_its_turns_and_what_was_answered_between_them(folder: str):
-    policy = player(
-        folder, Inline(lambda prompt, turns, seed: Observation(f"answer {len(turns)}", (picture(1),)), Limits(turns=3))
-    )
+    policy = player(folder, Inline(lambda prompt, turns, _: Observation(f"answer {len(turns)}", (picture(1),)), Limits(turns=3)))
     for sample in samples_of(policy.rollout(asked(1))):
         own = [turn.span for turn in sample.turns]
         assert sample.ended == "turns" and len(own) == 3 and not sample.truncated

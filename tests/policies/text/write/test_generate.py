@@ -17,16 +17,7 @@ from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.write.generate import (
-    LOOK_EVERY,
-    Completions,
-    Generation,
-    Generator,
-    LocalGenerator,
-    draw,
-    filter_probabilities,
-    noise,
-)
+from mmrl.policies.text.write import generate
 from mmrl.training.collect import merge_rollouts
 from tests.support.devices import META, SecondDevice, host_looks
 from tests.support.refused import refused
@@ -50,7 +41,7 @@ PROBABILITIES = torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15]])
 
 
 def kept(sampling: Sampling) -> list[int]:
-    return filter_probabilities(PROBABILITIES.log(), sampling)[0].nonzero()[:, 0].tolist()
+    return generate.filter_probabilities(PROBABILITIES.log(), sampling)[0].nonzero()[:, 0].tolist()
 
 
 def test_filters_keep_what_they_say():
@@ -67,19 +58,19 @@ def test_draw_inverts_the_cumulative_distribution():
     # Cumulative: 0.1 0.5 0.55 0.85 1.0
     points = torch.tensor([0.0, 0.099, 0.101, 0.499, 0.501, 0.56, 0.86, 1 - 2**-24])
     logits = PROBABILITIES.log().expand(len(points), -1)
-    chosen, logprob = draw(logits, points, Sampling())
+    chosen, logprob = generate.draw(logits, points, Sampling())
     assert chosen.tolist() == [0, 0, 1, 1, 2, 3, 4, 4]
     torch.testing.assert_close(logprob, PROBABILITIES[0].log()[chosen])
-    filtered_tokens, noted = draw(logits, points, Sampling(top_k=2))
+    filtered_tokens, noted = generate.draw(logits, points, Sampling(top_k=2))
     assert filtered_tokens.tolist() == [1] * 6 + [3] * 2, "what is left is drawn by its shares: 4 to 3"
     torch.testing.assert_close(noted, PROBABILITIES[0].log()[filtered_tokens], msg="log-probabilities ignore the filters")
-    assert draw(logits, None, Sampling(temperature=0.0))[0].tolist() == [1] * len(points)
+    assert generate.draw(logits, None, Sampling(temperature=0.0))[0].tolist() == [1] * len(points)
 
 
 def test_noise_depends_on_seed_and_index_only():
-    together = noise([(3, 0), (3, 1), (4, 0)], 5)
-    assert torch.equal(noise([(3, 1)], 5)[0], together[1])
-    assert torch.equal(noise([(3, 1)], 3)[0], together[1, :3])
+    together = generate.noise([(3, 0), (3, 1), (4, 0)], 5)
+    assert torch.equal(generate.noise([(3, 1)], 5)[0], together[1])
+    assert torch.equal(generate.noise([(3, 1)], 3)[0], together[1, :3])
     assert len(together.unique(dim=0)) == 3
 
 
@@ -158,15 +149,15 @@ ROWS = 5
 LORA = LoraSettings(rank=4, alpha=8)
 
 
-def generation(policy: TextPolicy, shown: Sequence[Prompt], sampling: Sampling, every: int) -> Generation:
+def generation(policy: TextPolicy, shown: Sequence[Prompt], sampling: Sampling, every: int) -> generate.Generation:
     """The work of five rows for every prompt."""
     encoded = [policy.encode(prompt) for prompt in shown]
     index = [i for i in range(len(shown)) for _ in range(ROWS)]
-    work = LocalGenerator(policy).generation(encoded, index, [(7, i) for i in range(len(index))], sampling)
+    work = generate.LocalGenerator(policy).generation(encoded, index, [(7, i) for i in range(len(index))], sampling)
     return replace(work, look_every=every)
 
 
-def same(one: Completions, other: Completions) -> None:
+def same(one: generate.Completions, other: generate.Completions) -> None:
     assert one.tokens.tolist() == other.tokens.tolist()
     assert one.lengths.tolist() == other.lengths.tolist()
     assert one.stopped.tolist() == other.stopped.tolist()
@@ -230,7 +221,7 @@ def test_stop_texts_are_looked_for_together(tiny):
 
 def test_a_cpu_is_looked_at_always(tiny):
     policy = make(tiny("qwen3_vl"))
-    assert LocalGenerator(policy).generation([policy.encode(prompts()[2])], [0], [(0, 0)], Sampling()).look_every == 1
+    assert generate.LocalGenerator(policy).generation([policy.encode(prompts()[2])], [0], [(0, 0)], Sampling()).look_every == 1
 
 
 def test_all_processes_make_as_many_forwards_as_the_one_with_most_to_do(tiny):
@@ -277,9 +268,9 @@ def test_everything_between_looks_happens_on_the_device(tiny, stop):
     policy = make(tiny("qwen3_vl"))
     encoded = [policy.encode(prompts()[2])]
     policy.net.to(META)
-    writer = LocalGenerator(policy)
+    writer = generate.LocalGenerator(policy)
     work = writer.generation(encoded, [0] * ROWS, [(7, i) for i in range(ROWS)], Sampling(max_new_tokens=24, stop=stop))
-    assert work.look_every == LOOK_EVERY > 1
+    assert work.look_every == generate.LOOK_EVERY > 1
     looks: list[int] = []
     for every in (6, 12):
         with SecondDevice() as device:
@@ -294,7 +285,7 @@ def test_everything_between_looks_happens_on_the_device(tiny, stop):
 def test_a_gpu_is_waited_for_at_looks_alone_and_writes_what_a_cpu_writes(tiny, family):
     from accelerate import Accelerator
 
-    written: list[Completions] = []
+    written: list[generate.Completions] = []
     for cpu in (True, False):
         policy = make(tiny(family))
         policy.prepare(Accelerator(cpu=cpu))
@@ -325,7 +316,7 @@ SHORT = Sampling(max_new_tokens=5)
 
 
 @dataclass
-class Engine(Generator):
+class Engine(generate.Generator):
     """Stands for a server: it has its own copy of the network, and takes over one update of two."""
 
     host: TextHost
@@ -348,8 +339,8 @@ class Engine(Generator):
 
     def write(
         self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[tuple[int, int]], sampling: Sampling
-    ) -> Completions:
-        local = LocalGenerator(self.host)
+    ) -> generate.Completions:
+        local = generate.LocalGenerator(self.host)
         if self.host.weights.active != "policy":
             return local.write(prompts, prompt_index, seeds, sampling)
         return replace(self.net(local.generation(prompts, prompt_index, seeds, sampling)), weights_version=self.version)

@@ -271,9 +271,7 @@ def test_episodes_share_and_keep(tiny: Any, family: str):
 def test_a_prompt_is_there_once_and_nothing_moves(folder: str):
     policy = make(folder, decode="shared")
     work: Any = policy.generator
-    generation = work.generation(
-        [policy.encode(one) for one in prompts()[:2]], [0, 1, 0, 1, 1, 0], [(1, i) for i in range(6)], LONG
-    )
+    generation = work.generation([policy.encode(p) for p in prompts()[:2]], [0, 1, 0, 1, 1, 0], [(1, i) for i in range(6)], LONG)
     hidden, cache, _, order = generation.read(policy.net)
     assert isinstance(cache, SharedRoom) and order == [0, 2, 5, 1, 3, 4] and cache.group == 3
     assert all(len(keys) == 2 for keys, _ in cache.prompts) and hidden.shape[0] == 6

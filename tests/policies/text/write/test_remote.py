@@ -204,9 +204,7 @@ def test_each_teacher_has_its_weights_and_a_resumed_run_has_the_same(taught: Job
             wanted[name] = student - read(moved(reader, values))
         wanted |= {"teacher/a": student - read(other), "teacher/c": student - read(far)}
         for name, kl in wanted.items():
-            mine = [
-                not name.startswith("teacher/") or group.prompt.columns["teacher"] == name[-1] for group, _ in rows[-1].samples()
-            ]
+            mine = [not name.startswith("teacher/") or one.prompt.columns["teacher"] == name[-1] for one, _ in rows[-1].samples()]
             chosen = mask & torch.tensor(mine)[:, None]
             found.append((metrics[f"teacher/kl/{name}"], float(kl[chosen].mean())))
         now = [weight.detach().clone() for weight in policy.parameters()]
