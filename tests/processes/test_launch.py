@@ -189,14 +189,8 @@ def test_they_are_no_runs():
     assert not [listed.name for listed in catalog("configs") if listed.name.startswith("accelerate")]
 
 
-FILE = "tests/processes/mixed.py"
-RUN = [
-    "train",
-    "tiny/image",
-    f"data={{use='{FILE}:breaking'}}",
-    f"reward=[{{use='{FILE}:Breaking'}}]",
-    "evaluation.num_prompts=0",
-]
+OWN = "tests/processes/mixed.py"
+RUN = ["train", "tiny/image", f"data={{use='{OWN}:breaking'}}", f"reward=[{{use='{OWN}:Breaking'}}]", "evaluation.num_prompts=0"]
 
 
 @pytest.mark.slow

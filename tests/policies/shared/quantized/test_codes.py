@@ -225,13 +225,8 @@ AT_A_TIME = 24
 def test_beside_the_result_one_matrix_is_held(files: int, tmp_path: Path):
     torch.manual_seed(0)
     shape: dict[str, Any] = {"num_layers": 6, "num_attention_heads": 4, "attention_head_dim": 16, "in_channels": 4}
-    sizes: dict[str, Any] = {
-        "joint_attention_dim": 32,
-        "caption_projection_dim": 64,
-        "pooled_projection_dim": 32,
-        "sample_size": 8,
-    }
-    network = SD3Transformer2DModel(**shape, **sizes, out_channels=4, pos_embed_max_size=8)
+    sizes: dict[str, Any] = {"joint_attention_dim": 32, "caption_projection_dim": 64, "pooled_projection_dim": 32}
+    network = SD3Transformer2DModel(**shape, **sizes, sample_size=8, out_channels=4, pos_embed_max_size=8)
     whole, largest = size_of(network.parameters()), max(weight.numel() for weight in network.parameters())
     network.save_pretrained(tmp_path, max_shard_size=2 * whole // files)
     found = table.files_in(tmp_path, table.NETWORK)
