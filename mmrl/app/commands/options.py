@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 from typer import Argument, Option
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, OptionInfo
 
 from mmrl.app.commands.help import complete_config, complete_reward
 
 if TYPE_CHECKING:
     from mmrl.app.config.run import Resolved
+
+
+def words(metavar: str, said: str) -> ArgumentInfo:
+    """The words of a command, of which the shell completes a config's name."""
+    return Argument(metavar=metavar, help=said, autocompletion=complete_config)
+
 
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
 
@@ -62,12 +68,7 @@ class TaskArguments:
     """A run by a config and overrides, or in one line without a config."""
 
     arguments: Annotated[
-        list[str],
-        Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="A TOML file or a name from `mmrl ls configs`, then overrides.",
-            autocompletion=complete_config,
-        ),
+        list[str], words("[CONFIG] [KEY=VALUE]...", "A TOML file or a name from `mmrl ls configs`, then overrides.")
     ] = field(default_factory=list[str])
     task: Annotated[
         str | None,
@@ -185,12 +186,7 @@ class LaunchArguments:
     """The words of `mmrl launch`."""
 
     arguments: Annotated[
-        list[str],
-        Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="A config whose table cluster says who runs where, then overrides.",
-            autocompletion=complete_config,
-        ),
+        list[str], words("[CONFIG] [KEY=VALUE]...", "A config whose table cluster says who runs where, then overrides.")
     ] = field(default_factory=list[str])
     resume: Resume = None
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would run where, and start nothing.")] = False
@@ -219,10 +215,9 @@ class EvalArguments:
 
     arguments: Annotated[
         list[str],
-        Argument(
-            metavar="[RUN|CONFIG|MODEL] [KEY=VALUE]...",
-            help="A run's folder (its newest checkpoint), a config (the untrained model), with --suite a model; then overrides.",
-            autocompletion=complete_config,
+        words(
+            "[RUN|CONFIG|MODEL] [KEY=VALUE]...",
+            "A run's folder (its newest checkpoint), a config (the untrained model), with --suite a model; then overrides.",
         ),
     ] = field(default_factory=list[str])
     task: Annotated[str | None, Option(help="Without a run or config: the task, as in `mmrl train`.")] = None
