@@ -24,7 +24,7 @@ from mmrl.algorithms.planners.hints import next_level
 from mmrl.algorithms.planners.replay import ReplaySuccess
 from mmrl.algorithms.presets.hints import policy_rollout
 from mmrl.algorithms.samplers.learned import Bandit, Thompson, VarianceAware, min_max, nearest
-from mmrl.algorithms.shaping.reference import agreement, gain, mean_probability
+from mmrl.algorithms.shaping.reference import agreement, gain
 from mmrl.algorithms.shaping.thinking import exit_rewards
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
 from mmrl.algorithms.weights.importance import ConflictTokens, Kind, Rhythm, largest, steps_of
@@ -293,9 +293,7 @@ def attention_rhythm(inputs: Any, params: Any, outputs: Any) -> None:
 @check("rlpr_reward")
 def rlpr_reward(inputs: Any, params: Any, outputs: Any) -> None:
     share = params["format_coefficient"]
-    means = torch.stack([mean_probability(tensor(row)) for row in inputs["reference_logprobs"]])
-    close(means, outputs["mean_prob"], what="mean probability")
-    reward = (1 - share) * gain(means, tensor(inputs["base_score"])) + share * tensor(inputs["format"])
+    reward = (1 - share) * gain(tensor(outputs["mean_prob"]), tensor(inputs["base_score"])) + share * tensor(inputs["format"])
     close(reward, outputs["reward"], what="reward")
     part = WhereSpread(share=params["std_filter_beta"], follow=params["ema_ratio"], hold=0, start=0)
     for deviation, mean, bound in zip(inputs["std_history"], outputs["ema_std"], outputs["std_lower_bound"], strict=True):

@@ -55,11 +55,6 @@ def row_values(reading: Tensor) -> Tensor:
     return reading[:, 0]
 
 
-def mean_probability(logprobs: Tensor) -> Tensor:
-    """The mean of probabilities, which is not the exponential of the mean log-probability."""
-    return logprobs.exp().mean()
-
-
 def gain(probability: Tensor, base: Tensor, floor: float = 0.0) -> Tensor:
     """max(p - base, floor)."""
     return (probability - base).clamp(min=floor)
