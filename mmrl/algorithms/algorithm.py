@@ -215,7 +215,8 @@ class Algorithm:
             with_hooks(part, PartHooks).check_prompts(prompts)
 
     def check(self, policy: Policy[Never]) -> None:
-        """Raises ValueError where a part asks for more than the policy can do."""
+        """Raises ValueError for parts that do not go together, or ask for more than the policy can do."""
+        refuse_unfit(self, 1)
         self.check_kind(type(policy), policy.offers)
 
     def check_kind(self, kind: type, offers: Set[str]) -> None:
@@ -280,10 +281,7 @@ def part_with_length(part: Part, length: int) -> Part:
 
 
 def refuse_unfit(algorithm: Algorithm, num_prompts: int) -> None:
-    """Raise ValueError for parts that would train on nonsense or do not go together, and for more than MOST_ROLLOUTS rollouts.
-
-    Nonsense is a weight that moves, a sampler or a lone sample compared with itself.
-    """
+    """Raise ValueError for parts that train on nonsense or do not go together, and for more than MOST_ROLLOUTS rollouts."""
     fixed = (algorithm.aggregation, *algorithm.importance, *algorithm.shaping)
     looking = [*((part, part.reads) for part in fixed), (algorithm.advantage, algorithm.advantage_reads)]
     moving = {type(part).__name__: one.quantity for part, reads in looking for one in reads if one.model == "policy"}

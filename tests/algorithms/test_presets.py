@@ -112,8 +112,8 @@ def reading(part: type, read: Reading) -> Any:
     ids=["weight", "advantage", "term of groups", "group of two"],
 )
 def test_readings_of_moving_weights_and_too_few_samples_are_refused(algorithm: Algorithm, said: str):
-    refused(said, algorithm.check_step, 8)
-    # where nothing is compared a lone sample is enough
+    for check, given in ((algorithm.check_step, 8), (algorithm.check, offering("logprobs", "entropy", "group_divergence"))):
+        refused(said, check, given)
     Algorithm(advantage=GroupNorm(scale="batch", singleton="reward"), group_size=1).check_step(8)
 
 
