@@ -258,11 +258,11 @@ def test_examples_parse(line: str):
 
 
 def test_names_are_completed():
-    assert "tiny/image" in complete_config("tiny/i") and complete_config("tiny/i") == ["tiny/image"]
-    assert complete_reward("io") == ["iou"]
+    assert complete_config("tiny/i") == ["tiny/image"] and complete_reward("io") == ["iou"]
     assert {"dapo", "iou", "digits_grounding", "tiny/flow"} <= set(complete_name(""))
-    asked = {"_MMRL_COMPLETE": "complete_bash", "COMP_WORDS": "mmrl plan tiny/i", "COMP_CWORD": "2"}
-    assert mmrl(environment=asked).stdout.split() == ["tiny/image"], "the shell is given them"
+    for words, at, given in (("mmrl plan tiny/i", "2", ["tiny/image"]), ("mmrl plan --card ", "3", [])):
+        done = mmrl(environment={"_MMRL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": at})
+        assert (done.stdout.split(), done.stderr) == (given, ""), "the shell is given them, and an option lacks its value yet"
 
 
 MODULES = {
