@@ -149,10 +149,10 @@ class InOrder(Commands):
         """The command and what follows it; ValueError for an option of one value that is given twice: the last would count."""
         _, command, rest = found = super().resolve_command(ctx, args)
         assert command is not None
-        own = command.context_class(command, parent=ctx, resilient_parsing=ctx.resilient_parsing)
+        own = command.context_class(command, parent=ctx, resilient_parsing=True)
         given = command.make_parser(own).parse_args([*rest])[2]
         once = [one for one in given if not (one.multiple or getattr(one, "is_flag", False))]
-        if not own.resilient_parsing and (twice := [one for one in once if once.count(one) > 1]):
+        if not ctx.resilient_parsing and (twice := [one for one in once if once.count(one) > 1]):
             raise ValueError(f"{twice[0].opts[0]} is given twice, and takes one value: leave one of them out")
         return found
 
