@@ -1,12 +1,14 @@
-"""Who raised an exception: the terminal, or which line of a plug-in. Short texts of foreign objects. Standard library only."""
+"""Who raised an exception: the terminal, or which line of a plug-in; words and values of foreign objects. No other library."""
 
+import math
 import signal
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from itertools import islice
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 PLUGIN = "mmrl_plugin__"
 """How names of modules begin that were loaded by path."""
@@ -131,3 +133,39 @@ def shown(value: object) -> str:
 def cut(text: str, most: int = LONGEST) -> str:
     """The text, or its beginning and how long it is."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+Foreign = Any
+"""An object of whatever class."""
+
+
+def by_name(answer: object) -> tuple[Foreign, Mapping[str, Foreign]]:
+    """Value and parts of an answer, unchecked: of numbers by name (TypeError for none) "score" is the value, else their sum."""
+    if not isinstance(answer, Mapping):
+        return answer, {}
+    parts = {str(name): number for name, number in cast(Mapping[object, Foreign], answer).items()}
+    if not parts:
+        raise TypeError("no numbers")
+    return parts.pop("score") if "score" in parts else math.fsum(parts.values()), parts
+
+
+class NoListError(TypeError):
+    """The object is no sequence of values."""
+
+
+def values_of(answer: Foreign, count: int) -> list[Foreign]:
+    """The values in order, at most one more than `count`, because there may be no end.
+
+    Raises NoListError where they have no order, or it is a text, whose letters are not values.
+    """
+    if isinstance(answer, str | bytes | bytearray | Mapping | Set):
+        raise NoListError(f"answered {type(answer).__name__}")
+    try:
+        found = iter(answer)
+    except TypeError:
+        raise NoListError(f"answered {type(answer).__name__}") from None
+    return list(islice(found, count + 1))
+
+
+def count_of(values: Sequence[object], wanted: int) -> str:
+    return str(len(values)) if len(values) <= wanted else f"more than {wanted}"

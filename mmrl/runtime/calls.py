@@ -14,10 +14,9 @@ from math import inf
 
 import torch
 
-from mmrl.runtime.blame import describe, is_from_outside, note_own
+from mmrl.runtime.blame import Foreign, describe, is_from_outside, note_own
 from mmrl.runtime.net.clocks import LEAST_S, timed
 from mmrl.runtime.net.loops import contain
-from mmrl.runtime.ranges import Foreign
 
 
 class Threads:

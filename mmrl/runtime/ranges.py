@@ -5,13 +5,12 @@ than 64 bits are refused for every setting.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from inspect import isclass
-from itertools import islice
 from types import UnionType
-from typing import Annotated, Any, TypeGuard, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, TypeGuard, Union, cast, get_args, get_origin, get_type_hints
 
 LARGEST_INT = 2**63 - 1
 """The limit of integers in tensors and in TOML."""
@@ -139,39 +138,3 @@ def is_number(value: object) -> TypeGuard[float | int]:
 
 def is_finite(value: float | int) -> bool:
     return abs(value) <= LARGEST_INT if isinstance(value, int) else math.isfinite(value)
-
-
-Foreign = Any
-"""An object of whatever class."""
-
-
-def by_name(answer: object) -> tuple[Foreign, Mapping[str, Foreign]]:
-    """Value and parts of an answer, unchecked: of numbers by name (TypeError for none) "score" is the value, else their sum."""
-    if not isinstance(answer, Mapping):
-        return answer, {}
-    parts = {str(name): number for name, number in cast(Mapping[object, Foreign], answer).items()}
-    if not parts:
-        raise TypeError("no numbers")
-    return parts.pop("score") if "score" in parts else math.fsum(parts.values()), parts
-
-
-class NoListError(TypeError):
-    """The object is no sequence of values."""
-
-
-def values_of(answer: Foreign, count: int) -> list[Foreign]:
-    """The values in order, at most one more than `count`, because there may be no end.
-
-    Raises NoListError where they have no order, or it is a text, whose letters are not values.
-    """
-    if isinstance(answer, str | bytes | bytearray | Mapping | Set):
-        raise NoListError(f"answered {type(answer).__name__}")
-    try:
-        found = iter(answer)
-    except TypeError:
-        raise NoListError(f"answered {type(answer).__name__}") from None
-    return list(islice(found, count + 1))
-
-
-def count_of(values: Sequence[object], wanted: int) -> str:
-    return str(len(values)) if len(values) <= wanted else f"more than {wanted}"

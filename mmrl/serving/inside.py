@@ -9,8 +9,9 @@ from typing import Any, cast
 import numpy as np
 
 from mmrl.core.samples import Group, Prompt, Scored
+from mmrl.runtime.blame import by_name, count_of, values_of
 from mmrl.runtime.net.loops import wait_for
-from mmrl.runtime.ranges import by_name, check_ranges, count_of, values_of
+from mmrl.runtime.ranges import check_ranges
 
 
 @dataclass(frozen=True)

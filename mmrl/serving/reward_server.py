@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from mmrl.core.samples import Group, Scored, Status
+from mmrl.runtime.blame import count_of, values_of
 from mmrl.runtime.net.loops import wait_for
-from mmrl.runtime.ranges import Range, check_ranges, count_of, values_of
+from mmrl.runtime.ranges import Range, check_ranges
 from mmrl.serving import wire
 from mmrl.serving.guard import Application, Guard, serve_beside
 

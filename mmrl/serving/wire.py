@@ -33,8 +33,8 @@ from mmrl.core.samples import (
     Turn,
     kind_of,
 )
+from mmrl.runtime.blame import by_name
 from mmrl.runtime.pictures import upright_rgb
-from mmrl.runtime.ranges import by_name
 
 Json = Any
 """A value of a message, on its way from JSON to what it describes; a wrong shape raises, and the reader says so."""

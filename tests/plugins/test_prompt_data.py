@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ def test_texts_of_a_config_and_prompts_that_a_writer_makes_up(dataset):
     prompts = dataset("prompts")(writer="lettering", size=20, split="held_out", seed=3)
     assert len(prompts) == 20 and all(f'"{prompt.columns["target"]}"' in prompt.text for prompt in prompts)
     assert len(dataset("prompts")(writer="numbers")) == 72
-    for given in ({"size": 1}, {"split": "test"}, {"seed": 3}, {"column": "caption"}):
-        refused(f"data.{next(iter(given))} is not read here", dataset("prompts"), texts=["a fox"], **given)
+    for name, value in {"size": 1, "split": "test", "seed": 3, "column": "caption"}.items():
+        refused(f"data.{name} is not read here", partial(dataset("prompts"), **{name: value}), texts=["a fox"])
     assert [(prompt.id, prompt.text) for prompt in dataset("prompts")(texts=["a fox", "dogs"])] == [("1", "a fox"), ("2", "dogs")]
 
 

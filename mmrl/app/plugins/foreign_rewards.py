@@ -17,8 +17,8 @@ from mmrl.app.plugins.resolve import PREFIX, PlugIn
 from mmrl.app.toml.reader import BY_NAME, instance, refuse_missing, settings
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.samples import Group, Prompt, Scored
+from mmrl.runtime.blame import by_name
 from mmrl.runtime.pictures import open_upright
-from mmrl.runtime.ranges import by_name
 from mmrl.serving.media import pictures_of
 
 STYLES = ("trl", "flow_grpo")

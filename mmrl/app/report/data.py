@@ -111,7 +111,7 @@ def load(path: Path | str) -> RunData:
 
 
 def chain_of(config: Values) -> list[StageSettings]:
-    """What each stage of a chain is called, and what loops repeat; empty for a run that is no chain."""
+    """The stages of a chain: how each is called, and what loops repeat; empty for a run that is no chain."""
     return [
         StageSettings(one["kind"], name=one.get("name", ""), rounds=one.get("rounds"), stages=tuple(one.get("stages", ())))
         for one in config.get("stage", [])

@@ -16,7 +16,7 @@ import torch
 from mmrl.algorithms.notes import Held
 from mmrl.core.protocols import State
 from mmrl.core.samples import Group, Observation, Prompt, Scored, kind_of
-from mmrl.runtime.ranges import by_name
+from mmrl.runtime.blame import by_name
 
 Digest = bytes
 RawAnswer = Any

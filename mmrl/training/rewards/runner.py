@@ -14,10 +14,10 @@ from torch import Tensor
 from mmrl.core.protocols import Reward
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Rollouts, Sample, Scored, Scores, Status
-from mmrl.runtime.blame import RewardUnavailableError, describe, is_from_outside, shown
+from mmrl.runtime.blame import NoListError, RewardUnavailableError, by_name, count_of, describe, is_from_outside, shown, values_of
 from mmrl.runtime.calls import number, outcome_of
 from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
-from mmrl.runtime.ranges import NoListError, Number, Positive, Share, by_name, check_ranges, count_of, values_of
+from mmrl.runtime.ranges import Number, Positive, Share, check_ranges
 from mmrl.runtime.workers import LoadError
 from mmrl.training.rewards.cache import RawAnswer
 from mmrl.training.rewards.calls import Calling, Meter, RewardCaller, Transform, is_same, no_call, nothing

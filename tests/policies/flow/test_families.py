@@ -135,7 +135,7 @@ def family(height: int = 32, width: int = 64) -> FlowFamily:
 
 
 @pytest.mark.parametrize("wrong", [{"height": 24}, {"width": 40}, {"height": 31}])
-def test_sides_are_multiples_of_a_patch_of_latents(wrong: dict[str, int]):
+def test_sides_are_multiples_of_a_patch_of_latents(wrong: dict[str, Any]):
     assert family(16, 16).latent_shape == (4, 2, 2)
     (name,) = wrong
     refused(rf"policy\.{name} is \d+, but this model draws multiples of 16 pixels", family, **wrong)
