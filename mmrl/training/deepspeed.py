@@ -49,15 +49,11 @@ class DeepSpeedEngine:
             self._update = self.engine.coalesce_grad_reduction()
             self._update.__enter__()
         self.engine.backward(loss)
-        if last:
-            self._fill()
+        if last:  # zeros for weights without a part in any loss here: sums over processes would be shifted against each other
+            for weight in [] if self.spreads_weights else self.weights:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             self._update.__exit__(None, None, None)
             self._update = None
-
-    def _fill(self) -> None:
-        """Zeros for weights without a part in any loss here: sums over processes would be shifted against each other."""
-        for weight in [] if self.spreads_weights else self.weights:
-            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
 
     def norm(self, limit: float) -> float:
         """The gradient's norm before clipping; the step that follows clips to `limit`, unless that is 0."""

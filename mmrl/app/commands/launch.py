@@ -147,8 +147,9 @@ def start(config: RunConfig, placement: Placement, given: LaunchArguments) -> in
     mine = [process for process in placement.of_node(given.node or 0) if process.words]
     refuse_missing(config, mine, len(placement.hosts))
     cards = own_cards(max((max(process.gpus, default=-1) for process in mine), default=-1) + 1)
-    folder = log_folder(config, given)
-    folder.mkdir(parents=True, exist_ok=True)
+    run = given.resume or (Path(config.output).expanduser() if config.output else RUNS / "launch")
+    folder = run.with_name(f"{run.name}.logs" + ("" if given.node is None else f"-node-{given.node}"))
+    folder.mkdir(parents=True, exist_ok=True)  # next to the run's, which the run makes itself
     servers = [to_supervise(process, cards, folder, config.cluster.restarts) for process in mine if process.url]
     trainers = next(to_supervise(process, cards) for process in mine if not process.url)
     for server in servers:
@@ -219,13 +220,6 @@ def to_supervise(process: Process, cards: Sequence[str], folder: Path | None = N
     environment |= dict(process.environment) | {CARDS: ",".join(cards[i] for i in process.gpus)}
     log = None if folder is None else folder / f"{process.name.replace(' ', '-')}.log"
     return Supervised(process.name, process.words, environment, process.url, log, restarts, process.kind == "judge")
-
-
-def log_folder(config: RunConfig, given: LaunchArguments) -> Path:
-    """The folder of the servers' logs, next to the run's: a run makes its own folder."""
-    run = given.resume or (Path(config.output).expanduser() if config.output else RUNS / "launch")
-    number = "" if given.node is None else f"-node-{given.node}"
-    return run.with_name(f"{run.name}.logs{number}")
 
 
 def how_to_go_on(config: RunConfig, given: LaunchArguments) -> str:

@@ -154,6 +154,9 @@ def print_geometry(made: Plan) -> None:
     each, update = config.prompts_per_step // made.processes, made.usual.counts["update"]
     longest = made.usual.rounds if made.most is None else made.most.rounds
     kept = [name for name in (*made.memory.stays, *made.memory.host) if ":" in name]
+    saved = f"every {config.save_every} steps" if config.save_every else "at the end"
+    if config.saves_by_time:
+        saved = f"so that a killed run loses {config.save_minutes:g} minutes at most"
     rows = {
         "algorithm": config.algorithm.label,
         "model": config.policy.model,
@@ -178,20 +181,13 @@ def print_geometry(made: Plan) -> None:
         "weights kept beside": ", ".join(name.partition(": ")[2] for name in kept) or "none",
         "evaluations": str(evaluations(config)),
         "training prompts shown": f"{config.num_seen}, every {config.samples_every} steps, not scored" if config.num_seen else "",
-        "checkpoints": checkpoints_text(config),
+        "checkpoints": f"{saved}; {f'the newest {config.checkpoint.keep}' if config.checkpoint.keep else 'all'} are kept",
     }
     grid = Grid("geometry", f"from {made.prompts} prompts", box=None, title_justify="left")
     for name, value in rows.items():
         if value:
             grid.add_row(name, value)
     console.print(grid)
-
-
-def checkpoints_text(config: RunConfig) -> str:
-    """When a run is saved, and what stays."""
-    often = f"every {config.save_every} steps" if config.save_every else "at the end"
-    often = f"so that a killed run loses {config.save_minutes:g} minutes at most" if config.saves_by_time else often
-    return f"{often}; {f'the newest {config.checkpoint.keep}' if config.checkpoint.keep else 'all'} are kept"
 
 
 def sizes_text(drawn: Mapping[tuple[int, int], int]) -> str:

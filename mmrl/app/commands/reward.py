@@ -29,7 +29,6 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.plugins.lab import TINY
-from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.probes import ProbeRow, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
@@ -149,16 +148,11 @@ def one_reward(use: str, settings: Sequence[str], space: Space) -> NamedReward:
 
 
 def tried_alone(reward: RewardConfig, i: int, table: Table, space: Space, name: str) -> NamedReward:
-    """A reward as it is tried, called here whatever its table says, with what its scores count."""
-    function = in_space(read_reward(reward, ("reward", str(i)), table)(), space)
+    """A reward as it is tried, called here whatever its table says; one that would take the policy's space reads this one."""
+    function: Any = read_reward(reward, ("reward", str(i)), table)()
+    if getattr(function, "space", None) == "auto":
+        function = replace(function, space=space)
     return NamedReward(name, function, reward.weight, sources=reward.sources, transform=reward.transform)
-
-
-def in_space(function: Any, space: Space) -> PlugIn:
-    """A box reward that would take the policy's space reads this one."""
-    if getattr(function, "space", None) != "auto":
-        return function
-    return replace(function, space=space)
 
 
 def data_of(data: str, file: FileOptions = FileOptions()) -> Shown:

@@ -237,7 +237,9 @@ def writing_code(policy: "TextPolicy", evaluation: EvaluationTable, kind: Export
         yield f"inputs = processor.apply_chat_template(chat, {options})"
     else:
         yield "chat = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)"
-        yield f'inputs = tokenizer(chat, add_special_tokens={not begins_by_itself(policy)}, return_tensors="pt")'
+        bos, least = policy.tokenizer.bos_token, [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
+        begins = bos is not None and policy.processor.apply_chat_template(least, tokenize=False).startswith(bos)
+        yield f'inputs = tokenizer(chat, add_special_tokens={not begins}, return_tensors="pt")'
     stop = "" if not answers_with(policy, evaluation).stop else f", tokenizer={'processor.tokenizer' if seeing else reader}"
     yield f'written = model.generate(**inputs, **template["generate"]{stop})'
     yield f'print({reader}.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))'
@@ -259,13 +261,6 @@ def turns(policy: "TextPolicy") -> Iterator[str]:
     kind, key, shown = ("image", "image", "PICTURE") if "image" in policy.family.sees else ("audio", "path", "SOUND")
     asked = f'[{{"type": "{kind}", "{key}": "{shown}"}}, {{"type": "text", "text": text}}]' if seeing else "text"
     yield f'{{"role": "user", "content": {asked}}}'
-
-
-def begins_by_itself(policy: "TextPolicy") -> bool:
-    """Does the chat template write the token that begins a text?"""
-    bos = policy.tokenizer.bos_token
-    chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
-    return bos is not None and policy.processor.apply_chat_template(chat, tokenize=False).startswith(bos)
 
 
 def draw_codes_again(policy: "CodePolicy") -> list[str]:

@@ -227,18 +227,12 @@ def problems(error: ValidationError, value: object, path: KeyPath, table: Table)
         else:
             place = f"{table.at(at)} is {one['input']!r}"
             found.setdefault(place, []).append(text[0].lower() + text[1:])
-            if near := near_word(one):
+            words = re.findall(r"'([^']*)'", one.get("ctx", {}).get("expected", "") if one["type"] == "literal_error" else "")
+            if isinstance(one["input"], str) and (near := nearest(one["input"], words)):
                 meant[place] = f"; did you mean {near!r}?"
             elif isinstance(one["input"], str) and one["input"].startswith(("[", "{")):
                 meant[place] = "; a shell takes quotes away: put the whole word inside '...', and texts in it inside \"...\""
     return [f"{place}: {' or '.join(texts)}{meant.get(place, '')}" if texts else place for place, texts in found.items()]
-
-
-def near_word(error: Any) -> str | None:
-    """The word of a closed list that a slip is near to."""
-    if error["type"] != "literal_error" or not isinstance(error["input"], str):
-        return None
-    return nearest(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
 
 
 def keys_of(location: Sequence[Any], value: Any, missing: bool) -> Iterator[str]:
