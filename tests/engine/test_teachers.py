@@ -192,7 +192,7 @@ def test_a_server_is_looked_at_before_weights_load(
         "other model": (served(tiny("qwen2_5_vl"), server.url), 0, "url: the server at .* serves '.*taught', and the run needs"),
         "another tokenizer": (served(str(named_alike), server.url), 0, "0.url: the server at .* has another vocabulary than"),
         "no folder": (served("./gone", server.url), 0, "policy.teachers.0.model: there is no folder './gone'"),
-        "more than it tells": (served(other, server.url), 21, "tells of 20 likely tokens, and FollowTeacher.top is 21"),
+        "more than it tells": (served(other, server.url), 21, "tells of 20 likely .*top is 21: start it with --max-logprobs 21"),
         "nobody": (served(other, "http://127.0.0.1:9"), 0, "0.url: nothing answers at .* cannot be reached .*: start the server"),
     }
     for name, (teacher, likely, said) in cases.items():

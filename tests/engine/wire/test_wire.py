@@ -22,7 +22,7 @@ from PIL import Image
 from mmrl.engine.facts import read_facts
 from mmrl.engine.server import ServeCommand, free_port, resolve_sync, serve_command, serving_rank
 from mmrl.engine.wire import client as wire
-from mmrl.engine.wire.client import EngineClient, EngineDownError
+from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.wire.completions import (
     AbortedError,
     AnswerFacts,
@@ -288,7 +288,7 @@ def test_facts_that_are_none_are_a_sentence(fps: str):
 
 
 class HangingUp:
-    """Answers 500 to /bad and 200 to all else; a connection that saw a 500 is cut at the next request, without an answer."""
+    """Answers NUMBER to /bad/NUMBER and 200 to all else; a connection that saw such a one is cut at the next request."""
 
     def __init__(self) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0))
@@ -332,8 +332,8 @@ def server() -> Iterator[HangingUp]:
 
 def test_a_call_after_an_error_of_the_server_is_answered(server: HangingUp):
     client = EngineClient(server.url)
-    for code in (429, 500, 503):
-        refused(f"answered {code}", client.post, f"/bad/{code}", error=EngineDownError)
+    for code in (403, 429, 500, 503):
+        refused(f"answered {code}", client.post, f"/bad/{code}", error=EngineRefusedError if code == 403 else EngineDownError)
         assert client.get("/weight_info") == {}
     client.close()
 
