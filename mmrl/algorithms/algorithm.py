@@ -216,6 +216,9 @@ class Algorithm:
 
     def check(self, policy: Policy[Never]) -> None:
         """Raises ValueError for parts that do not go together, or ask for more than the policy can do."""
+        heats = with_hooks(self.planner, PlannerHooks).heats_tokens and not with_hooks(policy, PolicyHooks).exact_sampler
+        says = f"{type(self.planner).__name__} draws every token at a temperature of its own, which no server of [policy.engine] "
+        refuse_where(says, {"does: remove that table, or set algorithm.planner.kind = 'Once'": heats})
         refuse_unfit(self, 1)
         self.check_kind(type(policy), policy.offers)
 
@@ -289,6 +292,7 @@ def refuse_unfit(algorithm: Algorithm, num_prompts: int) -> None:
     cut = [one.quantity for one in algorithm.live_reads if one.quantity.startswith("group_")]
     from_sampler = [one.quantity for one in algorithm.all_reads if one.model == "rollout"]
     least = with_hooks(algorithm.advantage, AdvantageHooks).min_group_size
+    rollouts = num_prompts * algorithm.group_size
     reasons = {
         f"the objective reads {cut} under moving weights, where groups may be cut: read model='old' instead": bool(cut),
         f"{kind} reads {read} under the policy's moving weights; weights, shaping and advantages are fixed before the first "
@@ -297,13 +301,9 @@ def refuse_unfit(algorithm: Algorithm, num_prompts: int) -> None:
         "the same: set algorithm.old = 'reread'": bool(from_sampler) and algorithm.old == "recorded",
         f"algorithm.group_size is {algorithm.group_size}, but {type(algorithm.advantage).__name__} compares the samples of a "
         f"group with each other and needs at least {least}: set algorithm.group_size = 8": algorithm.group_size < least,
+        f"a step with prompts_per_step = {num_prompts} and algorithm.group_size = {algorithm.group_size} has {rollouts} "
+        f"rollouts, and at most {MOST_ROLLOUTS} are held in memory: lower one of them": rollouts > MOST_ROLLOUTS,
     }
     refuse_where("", reasons)
-    own = (algorithm.advantage, algorithm.aggregation, *algorithm.shaping, algorithm.planner)
-    for part in (*own, *(term for _, term in algorithm.objective)):
+    for part in (algorithm.advantage, *fixed, algorithm.planner, *(term for _, term in algorithm.objective)):
         with_hooks(part, Beside).check_beside(algorithm)
-    if num_prompts * algorithm.group_size > MOST_ROLLOUTS:
-        raise ValueError(
-            f"a step with prompts_per_step = {num_prompts} and algorithm.group_size = {algorithm.group_size} has "
-            f"{num_prompts * algorithm.group_size} rollouts, and at most {MOST_ROLLOUTS} are held in memory: lower one of them"
-        )
