@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "lines of mmrl/": 91_793,
     "lines of all shipped Python": 100_554,
-    "lines of tests/": 85_104,
+    "lines of tests/": 85_106,
     "files of mmrl/ under 60 lines, outside shelves": 28,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 75_000,
