@@ -260,9 +260,10 @@ def test_examples_parse(line: str):
 def test_names_are_completed():
     assert complete_config("tiny/i") == ["tiny/image"] and complete_reward("io") == ["iou"]
     assert {"dapo", "iou", "digits_grounding", "tiny/flow"} <= set(complete_name(""))
-    for words, at, given in (("mmrl plan tiny/i", "2", ["tiny/image"]), ("mmrl plan --card ", "3", [])):
+    lines = ("mmrl plan tiny/i", "2", ["tiny/image"]), ("mmrl plan --card ", "3", []), ("mmrl plna tiny/i", "2", [])
+    for words, at, given in lines:
         done = mmrl(environment={"_MMRL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": at})
-        assert (done.stdout.split(), done.stderr) == (given, ""), "the shell is given them, and an option lacks its value yet"
+        assert (done.stdout.split(), done.stderr) == (given, ""), "nothing is whole yet"
 
 
 MODULES = {

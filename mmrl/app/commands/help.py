@@ -148,11 +148,12 @@ class InOrder(Commands):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command and what follows it; ValueError for an option of one value that is given twice: the last would count."""
         _, command, rest = found = super().resolve_command(ctx, args)
-        assert command is not None
+        if command is None or ctx.resilient_parsing:
+            return found
         own = command.context_class(command, parent=ctx, resilient_parsing=True)
         given = command.make_parser(own).parse_args([*rest])[2]
         once = [one for one in given if not (one.multiple or getattr(one, "is_flag", False))]
-        if not ctx.resilient_parsing and (twice := [one for one in once if once.count(one) > 1]):
+        if twice := [one for one in once if once.count(one) > 1]:
             raise ValueError(f"{twice[0].opts[0]} is given twice, and takes one value: leave one of them out")
         return found
 
