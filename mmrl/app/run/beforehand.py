@@ -130,13 +130,14 @@ def check_signs(config: RunConfig) -> None:
 
 
 def check_named_rewards(config: RunConfig) -> None:
-    """Refuse a planner, or the first shaping, that names no reward of the run; later ones may name what those before them add."""
+    """Refuse the parts of mmrl that look at rewards first and name none of the run; others may name what those before add."""
     algorithm, known = config.algorithm.algorithm, [reward.label for reward in config.reward]
-    for place, part in [("planner", algorithm.planner), *(("shaping.0", one) for one in algorithm.shaping[:1])]:
-        for key in ("by", "reward", "rewards"):
-            named = getattr(part, key, None)
+    first = {"shaping.0": algorithm.shaping[0]} if algorithm.shaping else {"advantage": algorithm.advantage}
+    for place, part in {"planner": algorithm.planner, **first}.items():
+        for key in ("correct",) if place == "advantage" else ("by", "reward", "rewards"):
+            named = getattr(part, key, None) or ()
             for name in (named,) if isinstance(named, str) else named if isinstance(named, tuple) else ():
-                if name not in known and "@" not in name:
+                if name not in known and "@" not in name and f"algorithm.{place}" not in config.algorithm.uses:
                     raise ValueError(
                         f"algorithm.{place}.{key} is {name!r}, and no reward is called so: name one of {', '.join(known)}"
                     )

@@ -28,6 +28,7 @@ from mmrl.app.config.slots import SLOTS, kinds, place
 from mmrl.app.config.stages import Stage, chain_label, num_samples, stage_at, stages_of
 from mmrl.app.inspect.show import description, parts
 from mmrl.app.plugins.catalog import catalog
+from mmrl.app.run.beforehand import check_named_rewards
 from mmrl.app.run.build import build
 from mmrl.app.run.resume import changed_settings
 from mmrl.app.toml.tables import Table
@@ -200,6 +201,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Bonus:
     size: float = 1.0
+    by: str = "length"
     reads = ()
 
     def __call__(self, scores, rollouts, frozen): ...
@@ -282,7 +284,9 @@ def test_every_shipped_part_has_one_slot_and_every_slot_is_a_field_or_a_table():
     ids=lambda words: words[0],
 )
 def test_ones_own_part_in_its_slot(own: None, words: list[str]):
-    assert "mine.py" in str(configs.load("tiny/image", words).config.algorithm.uses)
+    config = configs.load("tiny/image", words).config
+    assert "mine.py" in str(config.algorithm.uses)
+    check_named_rewards(config)  # its settings are its own affair
 
 
 def chain(*stages: dict[str, Any], config: str = "tiny/cold_start", **more: Any) -> Resolved:
