@@ -28,9 +28,6 @@ OF_SCORES = "scores"
 NO_COPIES = ("policy", "old", "rollout", "start", "teacher", OF_SCORES)
 """These need no copy of the weights: `old` and `start` are read before the first update, `rollout` was recorded while sampling,
 and teachers are adapters of the policy, or models of their own."""
-
-NO_TOKENS = PolicyHooks.vocabulary
-"""What a class of policies has that cannot take up rows of an earlier step again."""
 MOST_ROLLOUTS = 2**20
 """Of one step."""
 
@@ -220,24 +217,25 @@ class Algorithm:
         says = f"{type(self.planner).__name__} draws every token at a temperature of its own, which no server of [policy.engine] "
         refuse_where(says, {"does: remove that table, or set algorithm.planner.kind = 'Once'": heats})
         refuse_unfit(self, 1)
-        self.check_kind(type(policy), policy.offers)
+        self.check_kind(policy, policy.offers)
 
-    def check_kind(self, kind: type, offers: Set[str]) -> None:
-        """Raises ValueError where a part asks for more than a policy of this class can do that offers these quantities."""
+    def check_kind(self, policy: object, offers: Set[str]) -> None:
+        """Raises ValueError where a part asks more than a policy, or this class of them, can do that offers these quantities."""
+        name = (policy if isinstance(policy, type) else type(policy)).__name__
         asked = [reading for reading in self.all_reads if reading.model != OF_SCORES]
         missing = sorted({reading.quantity for reading in asked} - offers)
         heat = next((reading.temperature for reading in asked if reading.temperature is not None), None)
         switched = {type(term): after for _, term in self.objective if (after := with_hooks(term, TermHooks).rebase_after)}
         rebasing, after = next(iter(switched.items()), (Term, 0))
         reasons = {
-            f"the algorithm reads {missing}; {kind.__name__} offers {sorted(offers)}: take other parts": bool(missing),
-            f"the algorithm reads at temperature {heat}, which {kind.__name__} cannot: take another algorithm.preset": (
-                heat is not None and not with_hooks(kind, PolicyHooks).reads_at_temperatures
+            f"the algorithm reads {missing}; {name} offers {sorted(offers)}: take other parts": bool(missing),
+            f"the algorithm reads at temperature {heat}, which {name} cannot: take another algorithm.preset": (
+                heat is not None and not with_hooks(policy, PolicyHooks).reads_at_temperatures
             ),
-            f"{rebasing.__name__} changes its reference after step {after}, which {kind.__name__} cannot: set its `switch` to 0, "
-            "or take another algorithm.preset": after > 0 and not defines(kind, PolicyHooks.end_step),
-            f"{type(self.planner).__name__} trains rows of earlier steps again, token by token, and {kind.__name__} writes no "
-            "tokens: take another algorithm.planner": self.replays and getattr(kind, "vocabulary", NO_TOKENS) is NO_TOKENS,
+            f"{rebasing.__name__} changes its reference after step {after}, which {name} cannot: set its `switch` to 0, "
+            "or take another algorithm.preset": after > 0 and not defines(policy, PolicyHooks.end_step),
+            f"{type(self.planner).__name__} trains rows of earlier steps again, token by token, and {name} writes no tokens: "
+            "take another algorithm.planner": self.replays and getattr(policy, "vocabulary", "") in ("", PolicyHooks.vocabulary),
         }
         refuse_where("", reasons)
 

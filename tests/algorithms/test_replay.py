@@ -252,6 +252,7 @@ def test_a_policy_that_keeps_its_reference_is_refused():
         end_step = PolicyHooks.end_step  # pyright: ignore[reportAssignmentType]
 
     refused(r"BetweenReferences changes its reference after step 2, which Keeping cannot", switching().check, Keeping())
+    refused("ReplayGroups trains rows .* FakeTextPolicy writes no tokens", switching().check, FakeTextPolicy(vocabulary=""))
 
 
 def test_tokens_are_drawn_hotter_where_the_step_before_was_unsure():
