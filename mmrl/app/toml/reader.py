@@ -163,7 +163,7 @@ def read(hint: object, value: object, path: KeyPath, table: Table, own: object =
     """
     classes = dataclasses_in(hint)
     if isinstance(value, Mapping) and classes and get_origin(hint) is tuple:
-        raise ValueError(f"{table.at(path)} is one table of what may be several: write [[{'.'.join(path)}]]")
+        raise ValueError(f"{table.at(path)} is one table, and may be several: write [[{'.'.join(path)}]], in a shell [{{...}}]")
     if isinstance(value, Mapping) and classes:
         return read_table(classes, value, path, table, own)
     if isinstance(value, list | tuple) and classes:
