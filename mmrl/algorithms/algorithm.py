@@ -213,9 +213,6 @@ class Algorithm:
 
     def check(self, policy: Policy[Never]) -> None:
         """Raises ValueError for parts that do not go together, or ask for more than the policy can do."""
-        heats = with_hooks(self.planner, PlannerHooks).heats_tokens and not with_hooks(policy, PolicyHooks).exact_sampler
-        says = f"{type(self.planner).__name__} draws every token at a temperature of its own, which no server of [policy.engine] "
-        refuse_where(says, {"does: remove that table, or set algorithm.planner.kind = 'Once'": heats})
         refuse_unfit(self, 1)
         self.check_kind(policy, policy.offers)
 

@@ -93,7 +93,9 @@ def row_seed(seed: int, sample: int) -> int:
 
 
 def sampling_params(sampling: Sampling, banned: Iterable[int], eos: Sequence[int]) -> dict[str, object]:
-    """The sampling in vLLM's words, with nothing left to the defaults that a model's own files may bring."""
+    """The sampling in vLLM's words, nothing left to the defaults that a model's own files may bring; ValueError for a rule."""
+    if getattr(sampling, "rule", None) is not None:
+        raise ValueError("servers draw no token at a temperature of its own: remove [policy.engine], or take another planner")
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -39,6 +39,7 @@ from mmrl.engine.wire.completions import (
 from mmrl.engine.wire_prompts import clip_part, picture_part
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.settings import EngineConfig, Sampling, TextPolicyConfig
+from mmrl.policies.text.write.generate import HotSampling
 from tests.support.fake_engines import make_environment
 from tests.support.refused import refused
 from tests.support.rude_servers import answers, drips, floods, rude
@@ -66,6 +67,7 @@ def test_many_rows_go_in_several_requests():
 
 def test_a_request_says_everything():
     prompt = WirePrompt([1, 9, 2], [picture_part(Image.fromarray(NOISE[0]))], [1, 9, 9, 2], "p")
+    refused("temperature of its own: remove", sampling_params, HotSampling(rule=abs), (), ())
     params = sampling_params(Sampling(max_new_tokens=7, stop=("</a>",)), {9, 4}, (5, 6))
     body = json.loads(Ask(0, (0, 1), 11).body(prompt, "step-3", params))
     told = body["sampling_params"]
