@@ -353,7 +353,9 @@ def test_a_server_draws_for_the_reward_and_the_easel(caplog):
         own = painted_by(server.url, model="sd", extra={"num_inference_steps": 4}, width=8, height=16)
         drawn = load("drawn", "rewards")(picture=red, painter=own)
         drawn.ready()
-        refused("answered 404", ImagesServer(server.url, "sd", retries=0).ready, error=RewardUnavailableError)
+        ImagesServer(server.url, "sd").ready()
+        with rude(lambda *asked: answers(200 if b" /v1/models" in asked[1] else 404, b"{}")(*asked)) as other:
+            refused("end server.url in /v1", ImagesServer(other.url, "sd").ready, error=RewardUnavailableError)
         texts = [Sample(text=text) for text in ("a fox", "a fox", "a bad fox", "", "x" * 1001)]
         (found,) = drawn.score_all([Group(0, Prompt("p", "a fox"), tuple(texts))])
         assert [one.value for one in found[:2]] == [5.0, 5.0] and np.isnan(found[2].value)

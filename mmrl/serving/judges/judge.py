@@ -9,12 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from math import exp, nan
 from pathlib import Path
 from typing import Annotated, TypeVar
-from urllib.parse import urlsplit
 
 from PIL import Image
 
@@ -94,10 +94,7 @@ class ServedModel:
         read_secret(self.api_key_env)
 
     def ready(self) -> None:
-        """Ask once whether the server is there, whatever it answers to a question about its models, if `url` has a path.
-
-        Raises RewardUnavailableError where it does not answer, or refuses the key.
-        """
+        """Ask once for its models, of which it need not know; RewardUnavailableError for no answer, no key, or a missing /v1."""
         once = replace(self, retries=0, timeout_s=min(self.timeout_s, ANSWER_S))
         try:
             once.greet(time.monotonic() + ANSWER_S)
@@ -109,9 +106,11 @@ class ServedModel:
         try:
             request(self, "/models", None, deadline)
         except JudgeError as error:
-            # most often /v1 was forgotten
-            if not re.search("answered (404|405)", str(error)) or not urlsplit(self.url).path.strip("/"):
+            if not re.search("answered (404|405)", str(error)):
                 raise
+            with suppress(JudgeError):
+                request(self, "/v1/models", None, deadline)
+                raise RewardUnavailableError(f"{error}, and its models are below /v1: end server.url in /v1") from None
 
 
 @dataclass(frozen=True)
