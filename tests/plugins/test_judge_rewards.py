@@ -145,7 +145,7 @@ def test_json_and_probabilities(serve, reward):
         ("3/10", "", 3), ("3 out of 10", "", 3), ("3 of 10", "", 3), ("3 (scale 0 to 10)", "", 3), ("3 / 10.0", "", 3),
         ("On a scale of 0-10: 3", "", 3), ("Score: 3/10, for the hat", "Score", 3), ("10", "", 10), ("10/10", "", 10),
         ("Part 3 - 8", "", 8), ("Score (0-10): 7", "Score", 7), ("Score: 3 of 10: 8.5", "", 8.5), ("<think>9</think>4", "", 4),
-        ("<answer> 2 </answer> 9", "", 2), ("-0", "", 0), (".9", "", 0.9), ("8.5", "", 8.5), ("a score of 10", "", 10),
+        ("<answer> 2 </answer> 9", "", 2), ("-0", "", 0), (".9", "", 0.9), ("8.5 Out of 10", "", 8.5), ("a score of 10", "", 10),
     ],
 )  # fmt: skip
 def test_the_last_number_counts_and_the_scale_is_none(text, label, value):
@@ -154,7 +154,7 @@ def test_the_last_number_counts_and_the_scale_is_none(text, label, value):
 
 @for_each(
     "text",
-    ["none", "11", "-1", "<think> 5", "3/5", "3 of 5", "3 out of 5", "3,5", "3/100", "7-8", "7 to 8", "7 and 8", "S: 7\u20138"],
+    ["none", "11", "-1", "<think> 5", "3/5", "3 of 5", "3 out of 5", "3,5", "3/100", "7-8", "7 to 8", "7 AND 8", "S: 7\u20138"],
 )
 def test_no_number_of_the_scale_cannot_be_read(text):
     refused("cannot be read", number, Reply(text), 0.0, 10.0, error=JudgeError)

@@ -88,7 +88,7 @@ def number(reply: Reply, low: float, high: float, label: str = "") -> float:
     least, most = (rf"{edge:g}(?:\.0+)?(?![.,]?\d)" for edge in (low, high))
     of = r"\s*(?:/|(?:\bout\s+)?\bof\b)\s*"
     edges = rf"(?<![\d.,]){least}\s*(?:to|and|-|\u2013)\s*{most}"
-    text = re.sub(rf"{edges}|\s*(?:/|\bout\s+of\b)\s*{most}|(?<=\d){of}{most}", " ", final_text(reply))
+    text = re.sub(rf"{edges}|\s*(?:/|\bout\s+of\b)\s*{most}|(?<=\d){of}{most}", " ", final_text(reply).lower())
     pattern = rf"{re.escape(label)}\W{{0,12}}?{NUMBER}" if label else NUMBER
     found = list(re.finditer(pattern, text, re.IGNORECASE))
     if not found:
