@@ -186,6 +186,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(online: None, monkeypatch:
         ("http://c.host", "HTTP_PROXY", "http://me:word/@127.0.0.1", r"HTTP_PROXY in the environment .*\(no address\)"),
         (f"http://me:word@127.0.0.1:{free_ports(1)}", "NO_PROXY", "", "ConnectError"),
         ("no address at all", "NO_PROXY", "", "missing an 'http"),
+        ("http://[::1", "NO_PROXY", "", r"(?<=reached \()Invalid IPv6 URL"),
     ):
         with monkeypatch.context() as told:
             told.setenv("HF_ENDPOINT", address)

@@ -162,11 +162,12 @@ def open_client(url: str, connections: int = 1, idle_s: float = 0.0) -> "AsyncCl
     """
     from httpx import AsyncClient, InvalidURL, Limits, Timeout
 
+    host = urlsplit(url).hostname or ""
     try:
         client = AsyncClient(
             timeout=Timeout(None, connect=CONNECT_S),
             limits=Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=idle_s),
-            trust_env=not is_local(urlsplit(url).hostname or ""),
+            trust_env=not is_local(host),
             verify=certificates(),
         )
     except (ImportError, InvalidURL, OSError, ValueError) as error:
