@@ -62,7 +62,7 @@ def arguments_of(function: PlugIn, where: str) -> list[inspect.Parameter]:
     if not inspect.isclass(function):
         return [*inspect.signature(function).parameters.values()]
     call = function.__call__
-    if getattr(call, "__self__", None) is function:
+    if getattr(call, "__self__", None) is function and (call := getattr(function, "score_all", None)) is None:
         raise ValueError(
             f"{where}: objects of the class {function.__name__} cannot be called: write a method __call__ that scores"
         )
@@ -106,14 +106,13 @@ class TrlReward:
     @property
     def needs(self) -> Need:
         """The columns that it is given, each in one prompt at least: those without it give None."""
-        seen = {"answer"}
+        seen, wanted = {"answer"}, self._wanted
 
         def reads(prompt: Prompt, reward: object, output: str) -> object:
             seen.update(prompt.columns)
-            return prompt if self._wanted <= seen else None
+            return prompt if wanted <= seen else None
 
-        wanted = ", ".join(sorted(self._wanted))
-        return Need(f'the columns {wanted} (or a column of another name: columns = {{ theirs = "answer" }})', reads)
+        return Need(f'the columns {", ".join(sorted(wanted))} (or one of another name: columns = {{ theirs = "answer" }})', reads)
 
     @property
     def _wanted(self) -> set[str]:
@@ -132,9 +131,10 @@ class TrlReward:
         tables: list[dict[str, object]] = [{"answer": prompt.answer, **prompt.columns} for prompt, _ in pairs]
         known = {name: name for table in tables for name in table}
         if missing := sorted(self._wanted - {*known}):
+            theirs = next((theirs for theirs, ours in self.columns.items() if ours == missing[0]), missing[0])
             raise ValueError(
                 f"the function needs the column {missing[0]!r}, and the prompts have {', '.join(sorted(known))}: "
-                f'name the one it means, columns = {{ {missing[0]} = "answer" }}'
+                f'name the one it means, columns = {{ {theirs} = "answer" }}'
             )
         names = {**known, **self.columns}
         # a column of the data called as one of these is not what TRL gives, either

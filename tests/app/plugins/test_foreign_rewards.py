@@ -50,6 +50,10 @@ class Longer:
         return [float(len(c[0]["content"]) > self.length) for c in completions]
 
 class Mute: ...
+
+class Whole:
+    def score_all(self, groups):
+        return [[3.0 for _ in group.samples] for group in groups]
 """
 FLOW = """
 import numpy as np
@@ -109,7 +113,7 @@ def test_a_column_by_another_name(file):
         RewardError, match=r"needs the column 'solution', and the prompts have answer, kind.*columns = \{ solution"
     ):
         score(made(use), group)
-    with pytest.raises(RewardError, match=r"needs the column 'anser', and the prompts have answer, kind"):
+    with pytest.raises(RewardError, match=r"needs the column 'anser', .* answer, kind: .* columns = \{ solution"):
         score(made(use, columns={"solution": "anser"}), group)
 
 
@@ -138,6 +142,7 @@ def test_async_classes_and_too_few_values(file):
     assert score(made(f"{use}:Longer", than=1, by=1), texts(0, "abc", "de"))[0].values[:, 0].tolist() == [1, 0]
     assert score(made(f"{use}:later"), texts(0, "abc", "d"))[0].values[:, 0].tolist() == [3, 1]
     assert asyncio.run(made(f"{use}:later")(texts(0, "abc"))) == [3.0]
+    assert score(made(f"{file(TRL)}:Whole"), texts(0, "a"))[0].values.tolist() == [[3]]
     with pytest.raises(RewardError, match=r"answered 1 values for 4 samples"):
         score(made(f"{use}:short"), texts(0, "a", "b"), texts(1, "c", "d"))
 
