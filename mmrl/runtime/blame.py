@@ -158,10 +158,8 @@ def values_of(answer: Foreign, count: int) -> list[Foreign]:
 
     Raises NoListError where they have no order, or it is a text, whose letters are not values.
     """
-    if isinstance(answer, str | bytes | bytearray | Mapping | Set):
-        raise NoListError(f"answered {type(answer).__name__}")
     try:
-        found = iter(answer)
+        found = iter(cast(Foreign, None) if isinstance(answer, str | bytes | bytearray | Mapping | Set) else answer)
     except TypeError:
         raise NoListError(f"answered {type(answer).__name__}") from None
     return list(islice(found, count + 1))

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from mmrl.core.samples import Group, Prompt, Scored
-from mmrl.runtime.blame import by_name, count_of, values_of
+from mmrl.runtime.blame import NoListError, by_name, count_of, values_of
 from mmrl.runtime.net.loops import wait_for
 from mmrl.runtime.ranges import check_ranges
 
@@ -41,10 +41,12 @@ class AroundPictures:
 def answers_of(inner: Callable[..., Any], group: Group, who: str = "the reward", what: str = "samples") -> list[Scored | None]:
     """A reward's answer for each sample of a group; ValueError where it does not answer one per sample."""
     answers, count = inner(group), len(group.samples)
-    found = values_of(wait_for(answers) if inspect.isawaitable(answers) else answers, count)
-    if len(found) != count:
-        said = f"answered {count_of(found, count)} values for the {count} {what} of prompt {group.prompt.id!r}"
-        raise ValueError(f"{who} {said}: let it return one per sample")
+    answers = wait_for(answers) if inspect.isawaitable(answers) else answers
+    try:
+        if len(found := values_of(answers, count)) != count:
+            raise NoListError(f"answered {count_of(found, count)} values")
+    except NoListError as error:
+        raise ValueError(f"{who} {error} for the {count} {what} of prompt {group.prompt.id!r}: let it return one each") from None
     return [None if one is None else one if isinstance(one, Scored) else Scored(*by_name(one)) for one in found]
 
 

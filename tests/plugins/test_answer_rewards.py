@@ -270,6 +270,7 @@ def test_a_sample_whose_score_failed_fails_alone_and_mistakes_with_scorers_are_n
     refused("one of them", reward("pairwise_win_rate"), group(None, "1", "2"))
     refused("1 samples", reward("pairwise_win_rate", scorer=by_text), group(None, "1"))
     refused("answered 1 values for the 2 samples", reward("pairwise_win_rate", scorer=lambda g: [1.0]), group(None, "1", "2"))
+    refused("the scorer answered dict for", reward("pairwise_win_rate", scorer=lambda g: {"a": 1.0}), group(None, "1", "2"))
 
 
 @dataclass(frozen=True)
