@@ -377,19 +377,19 @@ def all_failed(group: Group, error: str, cause: BaseException | None = None) -> 
 
 
 def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, Status, Mapping[str, float]]:
-    parts: Mapping[str, float] = {}
+    read, own = answer, {}
     try:
         if isinstance(answer, Mapping | Scored):
-            answer, own = (answer.value, answer.parts) if isinstance(answer, Scored) else by_name(answer)
-            parts = _parts(reward, group, own)
-        if answer is None:
-            return math.nan, Status.NA, parts
-        value = number(answer)
-    except TypeError:
+            read, own = (answer.value, answer.parts) if isinstance(answer, Scored) else by_name(answer)
+        value = math.nan if read is None else number(read)
+    except (OverflowError, TypeError, ValueError):
         raise RewardError(
-            f"reward {reward.name!r} answered {shown(answer)} for a sample of prompt {group.prompt.id!r}: "
+            f"reward {reward.name!r} answered {shown(read)} for a sample of prompt {group.prompt.id!r}: "
             "return a float, None, Scored or numbers by name"
         ) from None
+    parts = _parts(reward, group, own)
+    if read is None:
+        return math.nan, Status.NA, parts
     if abs(value) > LARGEST:
         raise RewardError(
             f"reward {reward.name!r} answered {value} for a sample of prompt {group.prompt.id!r}: rewards must be finite"

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from itertools import repeat
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,10 @@ class NoNumber:
         ({1.0: "a", 2.0: "b"}, "answered dict"),
         ({1.0, 2.0}, "answered set"),
         (["x" * 10_000, 1.0], r"\(10,002 characters\)"),
+        ([{"a": inf, "b": -inf}, 1.0], "answered {'a': inf"),
+        ([{"a": 1e308, "b": 1e308}, 1.0], "answered {'a': 1e"),
     ],
-    ids=["large", "larger", "no number", "endless", "text", "bytes", "table", "set", "long"],
+    ids=["large", "larger", "no number", "endless", "text", "bytes", "table", "set", "long", "no sum", "too large a sum"],
 )
 def test_what_is_no_list_of_numbers_is_refused_in_few_words(answer: Any, message: str):
     with pytest.raises(RewardError, match=f"reward 'mine' .*{message}") as refused:
