@@ -50,7 +50,7 @@ def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings
         warn_of_idle_settings(lora, network.peft_config[ADAPTER])
     else:
         targets = family.lora_targets if lora.targets == "auto" else lora.targets
-        network.add_adapter(lora_config(lora, targets, dict(network.named_modules()), start="gaussian"))
+        network.add_adapter(lora_config(lora, targets, network, start="gaussian"))
     for key, weight in network.named_parameters():
         if "lora_" in key:
             weight.data = weight.data.float()

@@ -13,7 +13,7 @@ from mmrl.runtime.ranges import BelowOne, Count, Range, check_ranges
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
 log = logging.getLogger("mmrl")
@@ -111,20 +111,20 @@ def switch_casts(layers: Sequence[CastingLayer], on: bool) -> None:
 
 
 def lora_config(
-    lora: LoraSettings, targets: str | Sequence[str], layers: Iterable[str], start: Literal["gaussian"] | bool = True
+    lora: LoraSettings, targets: str | Sequence[str], model: "nn.Module", start: Literal["gaussian"] | bool = True
 ) -> "LoraConfig":
-    """peft's settings of a new adapter on these targets: ends of names of `layers`, or a pattern for them. `start`: see peft.
-
-    Raises ValueError for one of `lora.targets` that no layer is called: peft leaves it out.
-    """
+    """peft's settings of a new adapter on ends of names of layers, or a pattern for them; ValueError for a name of no layer."""
     from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    known = tuple(f".{name}" for name in layers)
-    for one in () if lora.targets == "auto" else lora.targets:
-        if not any(name.endswith(f".{one}") for name in known):
-            raise ValueError(f"policy.lora.targets: no layer of the model is called {one!r}: correct the name, or leave it out")
-    wanted = targets if isinstance(targets, str) else list(targets)
-    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=wanted, init_lora_weights=start)
+    named = targets if isinstance(targets, str) else list(targets)
+    found = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=named, init_lora_weights=start)
+    if lora.targets != "auto":
+        convert_peft_config_for_transformers(found, model, None)  # experts are one tensor, which has another name
+        known, ends = [f".{name}" for name, _ in model.named_modules()], found.target_modules or ()
+        if idle := [one for one in ends if not any(name.endswith(f".{one}") for name in known)]:
+            raise ValueError(f"policy.lora.targets: no layer of the model is called {idle[0]!r}: correct it, or leave it out")
+    return found
 
 
 def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":

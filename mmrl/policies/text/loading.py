@@ -239,7 +239,7 @@ def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
     if lora.adapter is not None:
         return load_adapter(model, lora)
     if lora.targets != "auto":
-        return get_peft_model(model, lora_config(lora, lora.targets, dict(model.named_modules())))
+        return get_peft_model(model, lora_config(lora, lora.targets, model))
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     inside = [name for name in linear if name.removeprefix("model.").startswith(family.language)]
     if not inside:
@@ -248,7 +248,7 @@ def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
         )
     # a pattern, short enough for the adapter's config file
     stem, lasts = rf"model\.(?:{'|'.join(family.language)})\.", {name.rpartition(".")[2] for name in inside}
-    wanted = lora_config(lora, rf"{stem}.*\.(?:{'|'.join(sorted(lasts))})", linear)
+    wanted = lora_config(lora, rf"{stem}.*\.(?:{'|'.join(sorted(lasts))})", model)
     if any(name.rpartition(".")[2] in lasts for name in linear if name not in inside):
         # of models with experts peft keeps the last names of a pattern alone
         wanted.exclude_modules = rf"(?!{stem}).*"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import get_peft_model
 from safetensors.torch import load_file, save_file
 
 from mmrl.answers.spans.sounds import Ear, read_wave
@@ -19,8 +20,8 @@ from mmrl.app.modality.templates import writing_code
 from mmrl.core.samples import Audio, Video
 from mmrl.core.types import Prompt, Request
 from mmrl.engine.wire_prompts import media_parts
-from mmrl.lab.tiny.text.ears import EARS, MARKS
-from mmrl.policies.shared.lora import LoraSettings
+from mmrl.lab.tiny.text.ears import EARS, MARKS, qwen3_omni_moe_thinker
+from mmrl.policies.shared.lora import LoraSettings, lora_config
 from mmrl.policies.text.families import QwenOmni
 from mmrl.policies.text.families.voxtral import SOUND, TekkenProcessor
 from mmrl.policies.text.policy import Sampling, TextPolicy
@@ -363,3 +364,9 @@ def test_mistral_common_itself_agrees(tiny, tmp_path: Path):
         assert ("input_features" in found) == ("input_features" in own)
         if "input_features" in found:
             torch.testing.assert_close(found["input_features"], own["input_features"], atol=1e-3, rtol=0)
+
+
+def test_an_adapter_finds_experts_by_the_names_that_are_one_tensor_now():
+    model, lora = qwen3_omni_moe_thinker()[0], LoraSettings(targets=("q_proj", "gate_proj", "up_proj"))
+    adapted = get_peft_model(model, lora_config(lora, lora.targets, model))
+    assert sum(".experts." in name for name, _ in adapted.named_parameters() if "lora_A" in name) == 2
