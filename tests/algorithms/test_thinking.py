@@ -62,7 +62,7 @@ def other(name: str, **changes: Any) -> Any:
         (other("hbpo", planner=Budgets((0.5, 1.0))), r"WithinBudgets.shares is .*planner.shares is \(0.5, 1.0\): take one"),
         (other("hbpo", planner=Budgets(length=4096)), r"BudgetReward.length is None, and .*planner.length is 4096: take"),
         (other("anytime", advantage=GroupNorm()), r"BudgetCuts samples .*advantage GroupNorm .*kind = 'BudgetRelative'"),
-        (other("geometry_zero", group_size=1), "AskedHalves compares two halves of a group: set algorithm.group_size to 2"),
+        (other("geometry_zero", group_size=1, advantage=BySign()), "AskedHalves compares two halves of a group: .*_size to 2"),
         (other("grpo", shaping=(BudgetReward(),)), "BudgetReward looks at budgets"),
         (other("thinkless", planner=BEGUN), r"FirstApart weighs the first token .*ThinkOrNot begins .*'Once'"),
     ],
