@@ -176,7 +176,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(run_of: Any, tmp_
     (full / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="full is not empty: give a new folder"):
         export(run.path, full)
-    with pytest.raises(CheckpointError, match="step-4"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 4 \(there: 3, 5\)"):
         export(run.path, tmp_path / "out", step=4)
     manifest = run.checkpoints / "step-5" / "manifest.json"
     damaged = json.loads(manifest.read_text())
