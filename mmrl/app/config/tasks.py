@@ -165,7 +165,7 @@ def put_held_out_beside(table: Table, data: str, task: str, image_root: Path | N
     elif "train" in folder.stem and folder.is_file():
         # parts/test.jsonl of parts/train.jsonl
         named = (folder.with_name(folder.name.replace("train", name)) for name in HELD_OUT)
-        for beside in [file for file in named if file.is_file()][:1]:
+        if beside := next((file for file in named if file.is_file()), None):
             put_source(table, HELD_OUT_DATA, str(beside), task, image_root)
 
 
