@@ -115,14 +115,16 @@ def overheard() -> Iterator[io.StringIO]:
         root.setLevel(level)
 
 
-def keep_quiet(call: Call, script: Script, folder: Path) -> str:
-    """Messages and logs never hold the key, whatever the server says."""
-    with rude(script) as server, overheard() as heard:
-        outcome = outcome_of(lambda: call(server.url))
-        seen = b"".join(server.requests)
-    assert KEY.encode() in seen, "the key was not sent at all"
-    assert KEY not in f"{outcome} {outcome!r} {heard.getvalue()}", "the key was shown"
-    return "not shown"
+def keep_quiet(call: Callable[[str, float], object], script: Script, folder: Path) -> str:
+    """Messages and logs never hold the key, whatever the server says. Longer deadlines are for machines that are busy."""
+    for deadline_s in (DEADLINE_S, LATE_S / 3):
+        with rude(script) as server, overheard() as heard:
+            outcome = outcome_of(partial(call, server.url, deadline_s))
+            seen = b"".join(server.requests)
+        assert KEY not in f"{outcome} {outcome!r} {heard.getvalue()}", "the key was shown"
+        if KEY.encode() in seen:
+            return "not shown"
+    raise AssertionError("the key was not sent at all")
 
 
 def wrong_key(value: str, folder: Path) -> str:
