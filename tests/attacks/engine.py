@@ -242,7 +242,7 @@ ATTACKS = [
         Attack(
             "engine",
             f"{what}: the key comes back with {status}{' in escapes' * escape}",
-            partial(keep_quiet, partial(call, seconds=PATIENT_S), script),
+            partial(keep_quiet, call, script),
         )
         for what, call in ({**CALLS, "a pause": partial(called, pause)}).items()
         for status in (200, 302, 401, 500)
