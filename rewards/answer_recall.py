@@ -58,7 +58,7 @@ class AnswerRecall(OfAnswers[list[str]]):
     """Words of the only true answer above which the share itself is the reward."""
     needs = Need("a text as answer, or several", answer(true_answers))
 
-    def score(self, text: str | None, truth: list[str], prompt: Prompt) -> Scored:
-        found = 0.0 if text is None else recall(answer_block(text), truth)
+    def score(self, text: str, truth: list[str], prompt: Prompt) -> Scored:
+        found = recall(answer_block(text), truth)
         whole = len(truth) == 1 and len(truth[0].split()) > self.long
-        return Scored(found if whole else float(found == 1), {"recall": found, "format": float(text is not None)})
+        return Scored(found if whole else float(found == 1), {"recall": found})

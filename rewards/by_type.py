@@ -20,10 +20,9 @@ from typing import Any
 
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers import numbers
-from mmrl.answers.block import InTemplate, answer_block
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.block import InTemplate, answer_block, completion_text
 from mmrl.answers.choices import choice_score
-from mmrl.answers.questions import problem_type, read_letters, text_in_template, true_letters, true_number, true_text
+from mmrl.answers.questions import problem_type, read_letters, true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit
 from mmrl.answers.words import error_rate, rouge
@@ -60,22 +59,20 @@ class ByType(InTemplate):
         kind = problem_type(group.prompt, self.column)
         if group.prompt.answer is None:
             return [None] * len(group.samples)
-        return [self._score(kind, group, sample) for sample in group.samples]
+        return self.score_each(group, lambda sample: self._score(kind, group.prompt, sample))
 
-    def _score(self, kind: str, group: Group, sample: Sample) -> Scored:
-        off = text_in_template(group.prompt, sample, self.template) is None
-        value, unparsed = self._value(kind, group, sample)
-        value = 0.0 if off else value
-        parts = {kind: value, "unparsed": float(unparsed and not off), "format": float(not off)}
+    def _score(self, kind: str, prompt: Prompt, sample: Sample) -> Scored:
+        value, unparsed = self._value(kind, prompt, sample)
+        parts = {kind: value, "unparsed": float(unparsed)}
         if kind == "span":
             parts |= {f"recall{round(100 * least)}": float(value >= least) for least in (0.3, 0.5, 0.7)}
         if kind == "choice":
             parts["exact"] = float(value == 1)
         return Scored(value, parts)
 
-    def _value(self, kind: str, group: Group, sample: Sample) -> tuple[float, bool]:
+    def _value(self, kind: str, prompt: Prompt, sample: Sample) -> tuple[float, bool]:
         """The score, and whether nothing in the text could be read as an answer."""
-        prompt, text = group.prompt, completion_text(group.prompt, sample)
+        text = completion_text(prompt, sample)
         if kind == "span":
             attempt = read_spans(prompt, sample, self.unit)
             return attempt.iou, bool(attempt.parts()["unparsed"])

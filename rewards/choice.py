@@ -33,8 +33,7 @@ class Choice(OfAnswers[frozenset[str]]):
     """All or nothing (exact), or shares of the right letters (soft)."""
     needs = Need("letters as answer; the column options, the wordings, if answers may be written out", answer(true_letters))
 
-    def score(self, text: str | None, truth: frozenset[str], prompt: Prompt) -> Scored:
-        letters, kept = frozenset[str]() if text is None else read_letters(prompt, text), text is not None
+    def score(self, text: str, truth: frozenset[str], prompt: Prompt) -> Scored:
+        letters = read_letters(prompt, text)
         exact, soft = (choice_score(letters, truth, soft) for soft in (False, True))
-        parts = {"exact": exact, "soft": soft, "unparsed": float(kept and not letters), "format": float(kept)}
-        return Scored(soft if self.kind == "soft" else exact, parts)
+        return Scored(soft if self.kind == "soft" else exact, {"exact": exact, "soft": soft, "unparsed": float(not letters)})

@@ -15,8 +15,7 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Need, Scored
-from mmrl.answers.block import Template, keeps_format
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.block import Template, completion_text, keeps_format
 from mmrl.answers.boxes.parsing import parse_boxes, says_nothing
 
 

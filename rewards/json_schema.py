@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Need, Scored
-from mmrl.answers.block import answer_block, strip_fence
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.block import answer_block, completion_text, strip_fence
 from mmrl.answers.needs import columns
 
 TYPES: dict[str, Any] = {

@@ -29,5 +29,5 @@ class KeyFrame(OfSpans):
 
     def score(self, attempt: SpanAttempt) -> Scored:
         value = key_frame_hit(attempt.times, attempt.truth) if len(attempt.times) <= self.most else 0.0
-        parts = {**attempt.parts(), "unparsed": float(not attempt.times and attempt.keeps_format is not False)}
+        parts = {**attempt.parts(), "unparsed": float(not attempt.times)}
         return Scored(value, {"hit": value, "times": float(len(attempt.times)), **parts})

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.answers.block import InTemplate, answer_object, keeps_format
-from mmrl.answers.boxes.attempts import AnySpace, completion_text
+from mmrl.answers.block import InTemplate, answer_object, completion_text
+from mmrl.answers.boxes.attempts import AnySpace, named_space
 from mmrl.answers.boxes.box import Box, Space, is_inside
 from mmrl.answers.boxes.detection import mean_iou
 from mmrl.answers.boxes.parsing import parse_boxes
@@ -47,17 +47,14 @@ class KeyFrameBoxes(InTemplate):
     pointwise = True
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        if self.space == "auto":
-            raise ValueError('space is still "auto": name the one the model answers in, for example space = "norm1000"')
+        space = named_space(self.space)
         if group.prompt.columns.get(self.column) is None:
             return [None] * len(group.samples)
         sizes = max((sample.media_sizes for sample in group.samples), key=len, default=())
         frames = _frames(group.prompt, self.column, sizes)
-        return [self._score(completion_text(group.prompt, sample), frames, self.space) for sample in group.samples]
+        return self.score_each(group, lambda sample: self._score(completion_text(group.prompt, sample), frames, space))
 
     def _score(self, text: str, frames: Sequence[_Frame], space: Space) -> Scored:
-        if self.template is not None and not keeps_format(text, self.template):
-            return _score_of(format=0.0)
         named = answer_object(text).get("keyframe_id")
         if not isinstance(named, int) or isinstance(named, bool):
             return _score_of(unparsed=1.0)

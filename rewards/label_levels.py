@@ -40,8 +40,8 @@ class LabelLevels(OfAnswers[str]):
         if self.weights and not sum(self.weights):
             raise ValueError("label_levels: weights are all 0, so nothing would count: set one above 0, or leave them out")
 
-    def score(self, text: str | None, truth: str, prompt: Prompt) -> Scored:
-        written, true = _labels_in(answer_block(text or "")), _labels_in(truth)
+    def score(self, text: str, truth: str, prompt: Prompt) -> Scored:
+        written, true = _labels_in(answer_block(text)), _labels_in(truth)
         deepest = max(map(len, true | written), default=0)
         found = dict[int, float]()
         for level in range(1, deepest + 1):
@@ -50,7 +50,7 @@ class LabelLevels(OfAnswers[str]):
         weights = {level: self._weight(level) for level in found}
         total = sum(weights.values())
         value = sum(weights[level] * share for level, share in found.items()) / total if total else 0.0
-        return Scored(value, {f"level_{level}": share for level, share in found.items()} | {"format": float(text is not None)})
+        return Scored(value, {f"level_{level}": share for level, share in found.items()})
 
     def _weight(self, level: int) -> float:
         return self.weights[min(level, len(self.weights)) - 1] if self.weights else 1.0

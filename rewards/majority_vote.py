@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmrl import Group, Need, Scored
-from mmrl.answers.block import answer_block
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.block import answer_block, completion_text
 from mmrl.answers.choices import parse_choices
 from mmrl.answers.numbers import parse_number
 from mmrl.runtime.ranges import Share, check_ranges

@@ -19,9 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import InTemplate, answer_block, keeps_format, strip_fence
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl import Group, Need, Prompt, Scored
+from mmrl.answers.block import InTemplate, answer_block, completion_text, strip_fence
 from mmrl.answers.masks import NotAMaskError, Size, read_mask
 from mmrl.answers.needs import answer
 from mmrl.serving.files import import_package
@@ -50,11 +49,9 @@ class MaskIou(InTemplate):
             size, runs = read_mask(group.prompt.answer, min(sizes, default=None), tools)
         except NotAMaskError as error:
             raise ValueError(f"the answer of prompt {group.prompt.id!r} is no mask: {error}") from None
-        return [self._score(completion_text(group.prompt, sample), sample, size, runs, tools) for sample in group.samples]
+        return self.score_each(group, lambda sample: self._score(completion_text(group.prompt, sample), size, runs, tools))
 
-    def _score(self, text: str, sample: Sample, size: Size, truth: Any, tools: Any) -> Scored:
-        if self.template is not None and not keeps_format(text, self.template):
-            return _score_of(0.0, format=0.0)
+    def _score(self, text: str, size: Size, truth: Any, tools: Any) -> Scored:
         try:
             found, runs = read_mask(json.loads(strip_fence(answer_block(text))), size, tools)
         except (NotAMaskError, ValueError, RecursionError):

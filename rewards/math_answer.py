@@ -34,14 +34,8 @@ class MathAnswer(OfAnswers[Prompt]):
     """A longer answer is unreadable."""
     needs = Need("a number or a text with LaTeX as answer", answer(), package="math_verify")
 
-    def score(self, text: str | None, truth: Prompt, prompt: Prompt) -> Scored:
-        if text is None:
-            return _score_of(0.0, format=0.0)
+    def score(self, text: str, truth: Prompt, prompt: Prompt) -> Scored:
         wanted = str(prompt.answer).strip()
         grade = grade_math(answer_block(text), wanted, prompt.id, self.limit_s, self.most_characters)
         value = nan if grade.timeout else float(grade.equal)
-        return _score_of(value, unparsed=float(grade.unparsed), timeout=float(grade.timeout))
-
-
-def _score_of(value: float, **parts: float) -> Scored:
-    return Scored(value, {"unparsed": 0.0, "timeout": 0.0, **parts})
+        return Scored(value, {"unparsed": float(grade.unparsed), "timeout": float(grade.timeout)})

@@ -34,12 +34,11 @@ class Number(OfAnswers[numbers.Number]):
     """How far off `exact` may be, in units of the number."""
     needs = Need("a number as answer", answer(true_number))
 
-    def score(self, text: str | None, truth: numbers.Number, prompt: Prompt) -> Scored:
-        number, kept = None if text is None else numbers.parse_number(text), text is not None
-        parts = {"unparsed": float(kept and number is None), "format": float(kept)}
+    def score(self, text: str, truth: numbers.Number, prompt: Prompt) -> Scored:
+        number = numbers.parse_number(text)
         if number is None:
-            return Scored(0.0, {"exact": 0.0, **parts})
+            return Scored(0.0, {"exact": 0.0, "unparsed": 1.0})
         exact = float(numbers.is_close(number, truth, self.relative, self.absolute))
         nearness = {"regression": numbers.regression_score, "relative": numbers.relative_accuracy}
         value = exact if self.kind == "exact" else nearness[self.kind](number, truth)
-        return Scored(value, {"exact": exact, **parts})
+        return Scored(value, {"exact": exact, "unparsed": 0.0})

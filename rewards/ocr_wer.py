@@ -30,11 +30,9 @@ class OcrWer(OfAnswers[str]):
     """True: upper and lower case are the same."""
     needs = Need("the text that can be read as answer", answer(true_text), package="rapidfuzz")
 
-    def score(self, text: str | None, truth: str, prompt: Prompt) -> Scored:
-        if text is None:
-            return Scored(0.0, {"error_rate": 1.0, "format": 0.0})
+    def score(self, text: str, truth: str, prompt: Prompt) -> Scored:
         rate = error_rate(self._pieces(answer_block(text)), self._pieces(truth))
-        return Scored(max(0.0, 1 - rate), {"error_rate": rate, "format": 1.0})
+        return Scored(max(0.0, 1 - rate), {"error_rate": rate})
 
     def _pieces(self, text: str) -> list[str]:
         text = text.casefold() if self.ignore_case else text

@@ -23,8 +23,7 @@ from typing import Any, cast
 import numpy as np
 
 from mmrl import Group, Need, Prompt, Sample, Scored
-from mmrl.answers.block import answer_block, strip_fence
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.block import answer_block, completion_text, strip_fence
 from mmrl.answers.photos import (
     MASKS,
     THRESHOLDS,

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from math import exp
 from statistics import fmean, pstdev
 
-from mmrl import Group, Interval, Need, Scored
+from mmrl import Group, Interval, Need, Sample, Scored
 from mmrl.answers.block import InTemplate
-from mmrl.answers.spans.attempts import read_spans
+from mmrl.answers.spans.attempts import clock_of, read_spans
 from mmrl.answers.spans.interval import Unit, temporal_iou
 from mmrl.runtime.ranges import NonNegative
 
@@ -34,15 +34,18 @@ class PseudoSpan(InTemplate):
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         unlabelled = replace(group.prompt, answer=())
-        attempts = [read_spans(unlabelled, sample, self.unit, self.template) for sample in group.samples]
-        named = [attempt.predicted[0] if attempt.predicted else None for attempt in attempts]
-        known = [span for span, one in zip(named, group.samples, strict=True) if span is not None and one.role == "policy"]
+
+        def first(sample: Sample) -> Interval | None:
+            return next(iter(read_spans(unlabelled, sample, self.unit).predicted), None)
+
+        voters = [sample for sample in group.samples if sample.role == "policy" and self.keeps(unlabelled, sample)]
+        known = [span for span in map(first, voters) if span is not None]
         if len(known) < 2:
-            return [None] * len(named)
+            return [None] * len(group.samples)
         starts, ends = [span.start for span in known], [span.end for span in known]
         label = Interval(fmean(starts), fmean(ends), "seconds")
-        trust = exp(-self.gamma * (pstdev(starts) + pstdev(ends)) / (attempts[0].seconds or 1.0))
-        return [self._score(span, label, trust) for span in named]
+        trust = exp(-self.gamma * (pstdev(starts) + pstdev(ends)) / (clock_of(unlabelled, group.samples[0]).seconds or 1.0))
+        return self.score_each(group, lambda sample: self._score(first(sample), label, trust))
 
     def _score(self, span: Interval | None, label: Interval, trust: float) -> Scored:
         overlap = 0.0 if span is None else temporal_iou(span, label)

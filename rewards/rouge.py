@@ -29,6 +29,6 @@ class Rouge(OfAnswers[str]):
     """Compare stems of English words."""
     needs = Need("a text as answer", answer(true_text), package="rouge_score")
 
-    def score(self, text: str | None, truth: str, prompt: Prompt) -> Scored:
-        parts = rouge(answer_block(text or ""), truth, self.kinds, self.stem)
-        return Scored(sum(parts.values()) / len(parts), {**parts, "format": float(text is not None)})
+    def score(self, text: str, truth: str, prompt: Prompt) -> Scored:
+        parts = rouge(answer_block(text), truth, self.kinds, self.stem)
+        return Scored(sum(parts.values()) / len(parts), parts)

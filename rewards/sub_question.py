@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.answers.block import opened_text
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.block import completion_text
 from mmrl.answers.needs import columns
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.scorers.sizes import ModelSize, hub_size
@@ -90,7 +89,7 @@ class SubQuestion:
         if group.prompt.columns.get(self.query) is None:
             return [None] * len(group.samples)
         query, right = self.truth(group.prompt)
-        texts = [opened_text(sample) for sample in group.samples if completion_text(group.prompt, sample) is not None]
+        texts = [completion_text(group.prompt, sample) for sample in group.samples]
         return [*step_rewards(texts, query, right, self.retrievers, self._cosines)]
 
     def _cosines(self, query: str, others: Sequence[str]) -> list[float]:

@@ -12,7 +12,7 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Need, Scored, find_suite
-from mmrl.answers.boxes.attempts import AnySpace
+from mmrl.answers.boxes.attempts import AnySpace, named_space
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,5 @@ class PublishedScore:
         suite = find_suite(self.suite)
         if suite.score is None:
             raise ValueError(f"suite {suite.name} is scored by the reward {suite.reward['use']!r}: use that one")
-        if self.space == "auto":
-            raise ValueError('space is still "auto": name the one the model answers in, for example space = "norm1000"')
-        return [suite.score(group.prompt, sample, self.space or "norm1") for sample in group.samples]
+        space = named_space(self.space or "norm1")
+        return [suite.score(group.prompt, sample, space) for sample in group.samples]

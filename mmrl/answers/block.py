@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
-from mmrl.core.samples import Sample
+from mmrl.core.samples import Group, Prompt, Sample, Scored
 from mmrl.runtime.ranges import check_ranges
 
 Template = Literal["direct", "think", "json"]
@@ -22,6 +22,26 @@ class InTemplate:
 
     __post_init__ = check_ranges
 
+    def keeps(self, prompt: Prompt, sample: Sample) -> bool:
+        """True if the sample keeps the template, or none is set."""
+        return self.template is None or keeps_format(completion_text(prompt, sample), self.template)
+
+    def score_each(self, group: Group, score: Callable[[Sample], Scored]) -> list[float | Scored | None]:
+        """The score of each sample, with the part `format` if there is a template.
+
+        Text that breaks it is scored as an empty one, and does not count as unparsed.
+        """
+        return [self._score_one(group.prompt, sample, score) for sample in group.samples]
+
+    def _score_one(self, prompt: Prompt, sample: Sample, score: Callable[[Sample], Scored]) -> Scored:
+        if self.template is None:
+            return score(sample)
+        if self.keeps(prompt, sample):
+            scored = score(sample)
+            return replace(scored, parts={**scored.parts, "format": 1.0})
+        empty = score(replace(sample, text="")).parts
+        return Scored(0.0, {name: 0.0 if name == "unparsed" else part for name, part in empty.items()} | {"format": 0.0})
+
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _FENCE = re.compile(r"```[a-zA-Z0-9_]*+[ \t]*+\n?+(.*)```\Z", re.DOTALL)
@@ -36,6 +56,13 @@ def opened_text(sample: Sample) -> str:
     """The sample's text behind the tag that its template opened: a thought is one wherever it begins."""
     text = sample.text or ""
     return text if text.lstrip().startswith(sample.opened) else sample.opened + text
+
+
+def completion_text(prompt: Prompt, sample: Sample) -> str:
+    """The sample's text, behind the tag that its template opened; ValueError naming the prompt if it has none."""
+    if sample.text is None:
+        raise ValueError(f"a sample of prompt {prompt.id!r} has no text: this reward is for policies that write")
+    return opened_text(sample)
 
 
 def answer_block(text: str) -> str:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar, cast
 
-from mmrl.answers.block import InTemplate, Template, answer_block, keeps_format
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.block import InTemplate, answer_block, completion_text
 from mmrl.answers.choices import parse_choices
 from mmrl.answers.needs import Need
 from mmrl.answers.numbers import Number, parse_number
-from mmrl.core.types import Group, Prompt, Sample, Scored
+from mmrl.core.types import Group, Prompt, Scored
 
 T = TypeVar("T")
 
@@ -55,21 +54,15 @@ class OfAnswers(InTemplate, ABC, Generic[T]):
     needs: ClassVar[Need]
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        truth = cast(T | None, self.needs.reads(group.prompt, self, "text"))
+        prompt = group.prompt
+        truth = cast(T | None, self.needs.reads(prompt, self, "text"))
         if truth is None:
             return [None] * len(group.samples)
-        texts = [text_in_template(group.prompt, sample, self.template) for sample in group.samples]
-        return [self.score(text, truth, group.prompt) for text in texts]
+        return self.score_each(group, lambda sample: self.score(completion_text(prompt, sample), truth, prompt))
 
     @abstractmethod
-    def score(self, text: str | None, truth: T, prompt: Prompt) -> Scored:
-        """The score of one text; None: it breaks its template."""
-
-
-def text_in_template(prompt: Prompt, sample: Sample, template: Template | None) -> str | None:
-    """The sample's text; None if a template is demanded and it breaks it."""
-    text = completion_text(prompt, sample)
-    return text if template is None or keeps_format(text, template) else None
+    def score(self, text: str, truth: T, prompt: Prompt) -> Scored:
+        """The score of one text."""
 
 
 def read_letters(prompt: Prompt, text: str) -> frozenset[str]:

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.ops import box_iou, generalized_box_iou
 
-from mmrl.answers.boxes.attempts import AnySpace, read_attempts, true_boxes
+from mmrl.answers.boxes.attempts import AnySpace, read_boxes, true_boxes
 from mmrl.answers.boxes.box import SPACES, Box, check_inside, extent, giou, iou, iou_matrix, is_inside
 from mmrl.answers.boxes.detection import f1, match, mean_average_precision, mean_iou, overlaps_of, point_in_box
 from mmrl.answers.boxes.parsing import DIGITS, format_box, parse_boxes, parse_points, says_nothing
-from mmrl.core.types import Group, MediaSize, Prompt, Sample
+from mmrl.core.types import MediaSize, Prompt, Sample
 from tests.support.refused import refused
 from tests.support.styles import box_in
 
@@ -361,10 +361,8 @@ def test_saying_that_there_is_nothing():
 TRUTH = Box(160, 120, 480, 240)
 
 
-def attempt(text, space: AnySpace = "norm1000", answer: object = TRUTH, sizes=(SIZE,), template=None):
-    attempts = read_attempts(Group(0, Prompt("p7", answer=answer), (Sample(text, media_sizes=sizes),)), space, template)
-    assert attempts is not None
-    return attempts[0]
+def attempt(text, space: AnySpace = "norm1000", answer: object = TRUTH, sizes=(SIZE,)):
+    return read_boxes(Prompt("p7", answer=answer), Sample(text, media_sizes=sizes), space)
 
 
 def test_prediction_and_truth_end_in_pixels_of_the_file():
@@ -393,12 +391,6 @@ def test_naming_many_boxes_does_not_pay():
         return float(a == b)
 
     assert (one.best(same), two.best(same), again.best(same)) == (1, 0.5, 1)
-
-
-def test_a_broken_template_predicts_nothing():
-    found = attempt("[250, 250, 750, 500]", template="direct")
-    assert found.predicted == () and found.parts() == {"unparsed": 0, "outside": 0, "format": 0}
-    assert attempt("<answer>[250, 250, 750, 500]</answer>\n", template="direct").predicted == (TRUTH,)
 
 
 def test_without_sizes_only_equal_kinds_of_space_compare():

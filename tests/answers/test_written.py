@@ -5,15 +5,15 @@ from itertools import product
 
 import pytest
 
-from mmrl.answers.block import keeps_format
-from mmrl.answers.boxes.attempts import completion_text, read_attempts
+from mmrl.answers.block import completion_text, keeps_format
+from mmrl.answers.boxes.attempts import read_boxes
 from mmrl.answers.boxes.box import SPACES, Box
 from mmrl.answers.boxes.parsing import DIGITS, convert_boxes, parse_boxes, parse_points
 from mmrl.answers.questions import read_letters, true_letters
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.written import Way, format_answer
-from mmrl.core.types import Group, MediaSize, Prompt, Sample
+from mmrl.core.types import MediaSize, Prompt, Sample
 from tests.support.each import for_each
 from tests.support.refused import refused
 
@@ -34,9 +34,9 @@ def test_boxes_are_read_back_in_every_space_to_half_a_unit(truth, space, templat
     prompt = Prompt("p", "?", answer=truth)
     text = Way(space, template, lists=lists).of(prompt, SIZE, "It is there.")
     assert template is None or keeps_format(text, template)
-    [attempt] = read_attempts(Group(0, prompt, (Sample(text, media_sizes=(SIZE,)),)), space, template) or [None]
+    attempt = read_boxes(prompt, Sample(text, media_sizes=(SIZE,)), space)
     boxes = truth if isinstance(truth, tuple) else (truth,)
-    assert attempt is not None and len(attempt.predicted) == len(boxes) and not attempt.outside
+    assert len(attempt.predicted) == len(boxes) and not attempt.outside
     assert bool(boxes) or attempt.says_nothing
     for box, found in zip(boxes, parse_boxes(text, space), strict=True):
         true, unit = box.to(space, SIZE), 10.0 ** -DIGITS[space]
@@ -75,7 +75,7 @@ def test_spans_are_read_back_whatever_the_reward_takes_bare_numbers_for(case, un
     truth, columns = case
     prompt = Prompt("p", "?", answer=truth, columns={"duration": 12.0, "fps": 8.0, **columns})
     text = Way(unit=unit, template="direct").of(replace(prompt, columns=columns), None)
-    assert read_spans(prompt, Sample(text), unit, "direct").iou == pytest.approx(1, abs=0.01)
+    assert read_spans(prompt, Sample(text), unit).iou == pytest.approx(1, abs=0.01)
 
 
 def test_letters_numbers_and_texts():

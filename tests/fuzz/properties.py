@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.answers.block import keeps_format
-from mmrl.answers.boxes.attempts import read_attempts
+from mmrl.answers.boxes.attempts import read_boxes
 from mmrl.answers.boxes.box import SPACES, Box, giou, iou
 from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
 from mmrl.answers.calls import CallError, parse_call
@@ -44,12 +44,10 @@ def boxes(text: str) -> None:
         assert all(map(isfinite, point))
     says_nothing(text)
     for sizes in ((SIZE,), ()):
-        group = Group(0, Prompt("p", answer=TRUTH), (Sample(text, media_sizes=sizes),))
         for space in SPACES if sizes else ("pixel",):
-            for template in (None, "direct", "think", "json"):
-                [attempt] = read_attempts(group, space, template) or []
-                assert not (attempt.outside and attempt.predicted)
-                assert 0 <= attempt.best(iou) <= 1 and all(0 <= x <= 1 for x in attempt.parts().values())
+            attempt = read_boxes(Prompt("p", answer=TRUTH), Sample(text, media_sizes=sizes), space)
+            assert not (attempt.outside and attempt.predicted)
+            assert 0 <= attempt.best(iou) <= 1 and all(0 <= x <= 1 for x in attempt.parts().values())
 
 
 def spans(text: str) -> None:

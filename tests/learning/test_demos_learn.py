@@ -93,7 +93,7 @@ def test_spans_of_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = trained("video", tmp_path, *short, "evaluation.num_prompts=192", model=taught)
     assert gains(run, "by_type/span")[0] > 0.015
     after = [line for line in run.read_metrics().lines if "eval/total" in line][-1]
-    assert after["eval/by_type/format"] == 1.0 and after["eval/completion_length"] < 10
+    assert after["eval/completion_length"] < 10
     assert run.report_file.read_text().count('<i class="predicted"') >= 4
 
 

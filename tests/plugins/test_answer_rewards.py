@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmrl.answers.block import InTemplate
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.spans.interval import Interval
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
-from tests.plugins.conftest import values
+from tests.plugins.conftest import ROOT, values
 from tests.support.each import for_each
 from tests.support.refused import refused
 
@@ -215,7 +216,6 @@ def test_a_key_frame_counts_by_its_area_and_the_boxes_in_it():
     assert values(found) == [2, 25 / 125 + 1, 1 + 0.5 / 2, 1, 1], "25 of 125 pixels; IoU 1/2 for one of two boxes"
     assert [one.parts["outside"] for one in found] == [0, 0, 0, 0, 1]
     assert values(key_frames(key_frame(2, [0, 0, 20, 20], [40, 24, 50, 34]), space="resized")) == [2]
-    assert values(key_frames("[0, 0, 5, 5]", small, template="think")) == [0, 25 / 125 + 1]
 
 
 def test_a_frame_that_shows_nothing_or_does_not_exist_scores_nothing():
@@ -303,18 +303,25 @@ def test_async_scorers_keep_one_loop(reward):
     assert loops[0] is loops[1] and not loops[0].is_closed()
 
 
+SHARES, SQUARE = {"space": "norm1000"}, rle(square(0, 0, 5))
 OPENED = {
+    "by_type": ({}, "B", "B"),
     "choice": ({}, "B", "B"),
     "number": ({}, 4, "4"),
     "math_answer": ({}, "4", "4"),
     "rouge": ({}, "a red dog", "a red dog"),
     "ocr_wer": ({}, "a red dog", "a red dog"),
-    "iou": ({"space": "norm1000"}, Box(0.1, 0.1, 0.5, 0.5, "norm1"), "[100, 100, 500, 500]"),
-    "multi_box": ({"space": "norm1000"}, (Box(0.1, 0.1, 0.5, 0.5, "norm1"),), "[100, 100, 500, 500]"),
-    "temporal_iou": ({}, Interval(1.0, 2.0), "1.0 to 2.0"),
+    "answer_recall": ({}, "a red dog", "a red dog"),
+    **dict.fromkeys(("iou", "giou"), (SHARES, Box(0.1, 0.1, 0.5, 0.5, "norm1"), "[100, 100, 500, 500]")),
+    "point_in_box": ({**SHARES, "iou_coef": 0.0, "size_coef": 0.0}, Box(0.1, 0.1, 0.5, 0.5, "norm1"), "[100, 100, 500, 500]"),
+    "multi_box": (SHARES, (Box(0.1, 0.1, 0.5, 0.5, "norm1"),), "[100, 100, 500, 500]"),
+    **dict.fromkeys(("temporal_iou", "pseudo_span", "key_frame"), ({}, Interval(1.0, 2.0), "1.0 to 2.0")),
     "label_levels": ({}, "hand/finger", "hand/finger"),
+    "mask_iou": ({}, SQUARE, json.dumps(SQUARE)),
+    "key_frame_boxes": ({"space": "pixel"}, None, '{"keyframe_id": 1}'),
 }
-"""Reward -> its settings, an answer, and what a model writes that earns it."""
+"""Reward that may ask for a template -> its settings, an answer, and what a model writes that earns 1 of it."""
+COLUMNS = {"duration": 10.0, "problem_type": "choice", "masks": [[], [SQUARE]]}
 
 
 @for_each("name", OPENED)
@@ -323,5 +330,21 @@ def test_a_thought_that_the_template_opened_earns_nothing_until_it_ends(name, re
     texts = {"": text, "<think>": f"Let me see.</think>{text}", "<think> ": f"<think>x</think> {text}"}
     samples = [Sample(text=written, opened=tag.strip()) for tag, written in texts.items()]
     samples += [Sample(text=text, opened="<think>", truncated=True), Sample(text=f"<answer>{text}</answer> or", opened="<think>")]
-    found = reward(name, **settings)(Group(0, Prompt("p", "q", answer=answer, columns={"duration": 10.0}), tuple(samples)))
+    found = reward(name, **settings)(Group(0, Prompt("p", "q", answer=answer, columns=COLUMNS), tuple(samples)))
     assert [getattr(one, "value", one) for one in found] == pytest.approx([1, 1, 1, 0, 0])
+
+
+@for_each("name", OPENED)
+def test_format_says_which_texts_keep_the_template_where_there_is_one(name, reward):
+    settings, answer, text = OPENED[name]
+    kept, wrong = f"<think>x</think><answer>{text}</answer>", "<think>x</think><answer>?</answer>"
+    asked = group(answer, text, kept, kept, wrong, columns=COLUMNS)
+    free, held = reward(name, **settings)(asked), reward(name, template="think", **settings)(asked)
+    assert values(free) == pytest.approx([1, 1, 1, 0]) and values(held) == pytest.approx([0, 1, 1, 0])
+    assert ["format" in one.parts for one in free] == [False] * 4 and [one.parts["format"] for one in held] == [0, 1, 1, 1]
+    assert held[0].parts.get("unparsed", 0) == 0 and held[3].parts.get("unparsed") == free[3].parts.get("unparsed")
+
+
+def test_every_reward_that_may_ask_for_a_template_is_among_them():
+    found = {file.stem: load(str(file), "rewards") for file in (ROOT / "rewards").glob("*.py")}
+    assert {name for name, one in found.items() if isinstance(one, type) and issubclass(one, InTemplate)} == set(OPENED)

@@ -57,14 +57,6 @@ def test_a_row_without_answer_space_or_box_and_a_box_outside_its_space_score_not
     assert scored.value == 0 and scored.parts["unparsed"] == scored.parts["outside"] == 1
 
 
-@names
-def test_a_template_gates_the_reward(name, reward, group_of):
-    bare, wrapped = "[160, 120, 480, 240]", "<answer>[160, 120, 480, 240]</answer>\n"
-    scored = reward(name, space="pixel", template="direct")(group_of(TRUTH, bare, wrapped))
-    assert values(scored) == [0, BEST[name]]
-    assert [score.parts["format"] for score in scored] == [0, 1]
-
-
 def test_iou_numbers(reward, group_of):
     # 320 x 120 against the same moved by 32: overlap 288 x 120
     texts = ["[160, 120, 480, 240]", "[192, 120, 512, 240]", "[500, 300, 600, 400]", "[160, 120, 480, 240] [0, 0, 9, 9]"]
@@ -227,9 +219,7 @@ def test_several_true_spans(reward, ask):
     assert values(reward("temporal_iou")(ask((), "none", "2 to 6"))) == [1, 0]
 
 
-def test_template_gates_and_no_answer_does_not_apply(reward, ask):
-    scores = reward("temporal_iou", template="direct")(ask(SPAN, "2 to 6", "<answer>2 to 6</answer>"))
-    assert values(scores) == [0, 1] and part(scores, "format") == [0, 1] and part(scores, "unparsed") == [0, 0]
+def test_no_answer_does_not_apply(reward, ask):
     for name in ("temporal_iou", "key_frame", "choice", "number", "rouge", "ocr_wer"):
         assert reward(name)(ask(None, "x", "y")) == [None, None]
 
@@ -309,8 +299,6 @@ def test_by_type_has_the_options_of_its_kinds_and_names_rows_of_unknown_ones(rew
     assert part(soft, "exact") == [0, 1] and part(soft, "choice") == [0.5, 1]
     spans = reward("by_type")(ask(SPAN, "2 to 6", "4 to 8", problem_type="temporal", duration=10))
     assert [part(spans, f"recall{least}") for least in (30, 50, 70)] == [[1, 1], [1, 0], [1, 0]]
-    gated = reward("by_type", template="think")(ask("A", "A", "<think>x</think><answer>A</answer>", problem_type="choice"))
-    assert values(gated) == [0, 1] and part(gated, "format") == [0, 1]
     with pytest.raises(ValueError, match=r"prompt 'p7' \(clips.jsonl:12\): column problem_type is 'essay'"):
         reward("by_type")(ask("A", "A", problem_type="essay", file_row="clips.jsonl:12"))
     refused("column problem_type is None", reward("by_type"), ask("A", "A"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mmrl.answers.block import InTemplate, Template, items_of, keeps_format, opened_text
+from mmrl.answers.block import InTemplate, completion_text, items_of
 from mmrl.answers.boxes.box import Box, Space, check_inside, convert_point, extent, is_inside
 from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
@@ -21,7 +21,7 @@ class Attempt:
     prompt_id: str
     truth: tuple[Box, ...]
     predicted: tuple[Box, ...] = ()
-    """Different boxes, as written; none if one of them lies outside its space, or the text breaks its template."""
+    """Different boxes, as written; none if one of them lies outside its space."""
     points: tuple[tuple[float, float], ...] = ()
     """The points of a text that names no box; likewise none if one lies outside."""
     extent: tuple[float, float] | None = None
@@ -30,7 +30,6 @@ class Attempt:
     """True if the text names a box or point beyond its space."""
     says_nothing: bool = False
     """True if the text states that there is no object."""
-    keeps_format: bool | None = None
 
     @property
     def only_truth(self) -> Box:
@@ -47,10 +46,8 @@ class Attempt:
         return max((score(box, truth) for box in self.predicted), default=0.0) / max(len(self.predicted), 1)
 
     def parts(self) -> dict[str, float]:
-        """Parts for the log: shares of texts with nothing readable, with a box outside its space, that keep their template."""
-        unparsed = not self.predicted and not self.says_nothing and self.keeps_format is not False
-        kept = {} if self.keeps_format is None else {"format": float(self.keeps_format)}
-        return {"unparsed": float(unparsed), "outside": float(self.outside), **kept}
+        """Parts for the log: shares of texts with nothing readable, with a box outside its space."""
+        return {"unparsed": float(not self.predicted and not self.says_nothing), "outside": float(self.outside)}
 
 
 @dataclass(frozen=True)
@@ -61,47 +58,22 @@ class OfBoxes(InTemplate, ABC):
     """Space in which the model writes; auto = the one of the policy's family."""
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        attempts = read_attempts(group, self.space, self.template)
-        return [None] * len(group.samples) if attempts is None else [self.score(attempt) for attempt in attempts]
+        if group.prompt.answer is None:
+            return [None] * len(group.samples)
+        return self.score_each(group, lambda sample: self.score(read_boxes(group.prompt, sample, self.space)))
 
     @abstractmethod
     def score(self, attempt: Attempt) -> Scored:
         """The score of one completion."""
 
 
-def read_attempts(group: Group, space: AnySpace, template: Template | None = None) -> list[Attempt] | None:
-    """One attempt per sample, read in `space`; None if the prompt has no answer, so that the reward does not apply.
+def read_boxes(prompt: Prompt, sample: Sample, space: AnySpace) -> Attempt:
+    """One completion as boxes of the prompt's first picture, read in `space`.
 
-    Boxes refer to the prompt's first picture. With a template, a text that breaks it predicts nothing.
-    Raises ValueError if the space is still "auto", the answer is not made of boxes or lies outside its picture, a sample has no
+    Raises ValueError if the space is still "auto", the answer is not made of boxes or lies outside its picture, the sample has no
     text, or its media size is needed and missing.
     """
-    if group.prompt.answer is None:
-        return None
-    if space == "auto":
-        raise ValueError('space is still "auto": name the one the model answers in, for example space = "norm1000"')
-    truth = true_boxes(group.prompt)
-    return [_read(group.prompt, sample, truth, space, template) for sample in group.samples]
-
-
-def true_boxes(prompt: Prompt) -> tuple[Box, ...]:
-    """The prompt's answer as boxes; ValueError naming the prompt if it is something else."""
-    found = items_of(prompt.answer)
-    boxes = tuple(box for box in found if isinstance(box, Box))
-    if len(boxes) < len(found):
-        raise ValueError(f"the answer of prompt {prompt.id!r} is {prompt.answer!r}: box rewards need a Box or a tuple of Boxes")
-    return boxes
-
-
-def completion_text(prompt: Prompt, sample: Sample) -> str:
-    """The sample's text, behind the tag that its template opened; ValueError naming the prompt if it has none."""
-    if sample.text is None:
-        raise ValueError(f"a sample of prompt {prompt.id!r} has no text: this reward is for policies that write")
-    return opened_text(sample)
-
-
-def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, template: Template | None) -> Attempt:
-    text = completion_text(prompt, sample)
+    space, truth, text = named_space(space), true_boxes(prompt), completion_text(prompt, sample)
     size = sample.media_sizes[0] if sample.media_sizes else None
     common: Space = space if size is None else "pixel"
     try:
@@ -113,8 +85,6 @@ def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, 
         raise ValueError(f"prompt {prompt.id!r}: {error}") from None
     known = size is not None or space not in ("pixel", "resized")
     attempt = Attempt(prompt.id, true, extent=extent(common, size) if known else None)
-    if (attempt := replace(attempt, keeps_format=template and keeps_format(text, template))).keeps_format is False:
-        return attempt
     boxes = tuple(dict.fromkeys(parse_boxes(text, space)))
     points = () if boxes else tuple(parse_points(text, space))
     if known and not (all(is_inside(box, size) for box in boxes) and all(_fits(point, space, size) for point in points)):
@@ -122,6 +92,22 @@ def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, 
     predicted = tuple(box.to(common, size) for box in boxes)
     clicks = tuple(convert_point(point, space, common, size) for point in points)
     return replace(attempt, predicted=predicted, points=clicks, says_nothing=says_nothing(text))
+
+
+def named_space(space: AnySpace) -> Space:
+    """The same space; ValueError for "auto", which a build replaces."""
+    if space == "auto":
+        raise ValueError('space is still "auto": name the one the model answers in, for example space = "norm1000"')
+    return space
+
+
+def true_boxes(prompt: Prompt) -> tuple[Box, ...]:
+    """The prompt's answer as boxes; ValueError naming the prompt if it is something else."""
+    found = items_of(prompt.answer)
+    boxes = tuple(box for box in found if isinstance(box, Box))
+    if len(boxes) < len(found):
+        raise ValueError(f"the answer of prompt {prompt.id!r} is {prompt.answer!r}: box rewards need a Box or a tuple of Boxes")
+    return boxes
 
 
 def _fits(point: tuple[float, float], space: Space, size: MediaSize | None) -> bool:

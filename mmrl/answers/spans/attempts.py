@@ -1,11 +1,10 @@
 """The spans of one completion beside the true ones, in seconds of the clip; temporal rewards start here."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mmrl.answers.block import InTemplate, Template, items_of, keeps_format
-from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.block import InTemplate, completion_text, items_of
 from mmrl.answers.boxes.parsing import says_nothing
 from mmrl.answers.spans.interval import Interval, Unit, temporal_iou, union_iou
 from mmrl.answers.spans.parsing import parse_intervals, parse_times
@@ -29,7 +28,7 @@ class SpanAttempt:
     prompt_id: str
     truth: tuple[Interval, ...]
     predicted: tuple[Interval, ...] = ()
-    """Spans as written, cut at the end of the clip; none if the text breaks its template."""
+    """Spans as written, cut at the end of the clip."""
     times: tuple[float, ...] = ()
     """All single times that the text counts in the reward's unit, in seconds: for rewards on key frames."""
     seconds: float | None = None
@@ -37,7 +36,6 @@ class SpanAttempt:
     outside: bool = False
     """True if the text names a span that begins after the clip has ended."""
     says_nothing: bool = False
-    keeps_format: bool | None = None
 
     @property
     def only_truth(self) -> Interval:
@@ -59,10 +57,9 @@ class SpanAttempt:
         return max(self.predicted, key=lambda span: temporal_iou(span, self.only_truth), default=None)
 
     def parts(self) -> dict[str, float]:
-        """Parts for the log: shares of texts without a readable span, with one after the clip's end, that keep their template."""
-        unparsed = not self.predicted and not self.outside and not self.says_nothing and self.keeps_format is not False
-        kept = {} if self.keeps_format is None else {"format": float(self.keeps_format)}
-        return {"unparsed": float(unparsed), "outside": float(self.outside), **kept}
+        """Parts for the log: shares of texts without a readable span, with one after the clip's end."""
+        unparsed = not self.predicted and not self.outside and not self.says_nothing
+        return {"unparsed": float(unparsed), "outside": float(self.outside)}
 
 
 @dataclass(frozen=True)
@@ -75,14 +72,14 @@ class OfSpans(InTemplate, ABC):
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if group.prompt.answer is None:
             return [None] * len(group.samples)
-        return [self.score(read_spans(group.prompt, sample, self.unit, self.template)) for sample in group.samples]
+        return self.score_each(group, lambda sample: self.score(read_spans(group.prompt, sample, self.unit)))
 
     @abstractmethod
     def score(self, attempt: SpanAttempt) -> Scored:
         """The score of one completion."""
 
 
-def read_spans(prompt: Prompt, sample: Sample, unit: Unit, template: Template | None = None) -> SpanAttempt:
+def read_spans(prompt: Prompt, sample: Sample, unit: Unit) -> SpanAttempt:
     """One completion as spans; numbers without a unit count `unit`.
 
     How long the clip lasts comes from the sample's clips, else from the prompt's columns `duration` and `fps`.
@@ -98,17 +95,13 @@ def read_spans(prompt: Prompt, sample: Sample, unit: Unit, template: Template | 
     for span in truth:
         if clock.seconds is not None and span.start >= clock.seconds:
             raise ValueError(f"prompt {prompt.id!r}: the true {span} begins after the clip's end at {clock.seconds:g} seconds")
-    attempt = SpanAttempt(prompt.id, truth, seconds=clock.seconds)
-    if (attempt := replace(attempt, keeps_format=template and keeps_format(text, template))).keeps_format is False:
-        return attempt
     # an annotation may end a little after the file does; a prediction of just that is no worse for it
     most = float("inf") if clock.seconds is None else max((clock.seconds, *(span.end for span in truth)))
     written = [seconds for span in parse_intervals(text, unit) if (seconds := _in_seconds(span, clock)) is not None]
     kept = tuple(cut for span in dict.fromkeys(written) if (cut := span.clamped(most)) is not None)
     times = tuple(step * time for time in parse_times(text, unit, wanted=unit))
-    return replace(
-        attempt, predicted=kept, times=times, outside=len(kept) < len(dict.fromkeys(written)), says_nothing=says_nothing(text)
-    )
+    outside = len(kept) < len(dict.fromkeys(written))
+    return SpanAttempt(prompt.id, truth, kept, times, clock.seconds, outside, says_nothing(text))
 
 
 def clock_of(prompt: Prompt, sample: Sample) -> Clock:
