@@ -66,6 +66,13 @@ def is_matrix(weight: Tensor) -> bool:
     return weight.ndim == 2 and not hasattr(weight, _TABLE)
 
 
+@torch.no_grad()
+def copy_all(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into tensors, in place."""
+    for weight, value in zip(to, values, strict=True):
+        weight.copy_(value)
+
+
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device; where it is sent from the host, nothing waits for the device."""
     # The copy the other way must be waited for: the host would read memory that is not written yet.

@@ -4,7 +4,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -33,8 +33,8 @@ TAUGHT_SHARE = f"{TEACHERS}taught"
 SUMS = ("gap", "compared", "idle", "rows")
 
 
-def mean(values: Sequence[float]) -> float:
-    """Mean of the finite ones; NaN when there are none."""
+def mean(values: Iterable[float]) -> float:
+    """The mean of the finite values; NaN when there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
 

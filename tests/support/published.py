@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mmrl.core.types import Request, Rollouts
-from mmrl.training.ahead.producer import put
+from mmrl.runtime.tensors import copy_all
 from tests.support import fakes
 
 ENDS_S = 100.0
@@ -53,7 +53,7 @@ class PublishingPolicy(fakes.FakeTextPolicy):
         def hold() -> None:
             if place not in self.lost:
                 if place not in self.denied:
-                    put(list(self.copy.parameters()), weights)
+                    copy_all(list(self.copy.parameters()), weights)
                 self.given = number + (place in self.twice)
 
         return number, hold, lambda: None

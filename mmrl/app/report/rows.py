@@ -14,6 +14,7 @@ from mmrl.answers.spans.interval import Interval, union_iou
 from mmrl.app.run.folder import Line
 from mmrl.app.run.sample_files import first_size
 from mmrl.core.types import MediaSize, Sample
+from mmrl.training.measure import mean
 
 SMALL, LARGE = 32.0**2, 96.0**2
 """Square pixels of the file below which a box is small, and from which on it is large, as in COCO's evaluation."""
@@ -177,9 +178,3 @@ def number_of(value: object) -> float:
         return float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):
         return math.nan
-
-
-def mean(values: Iterable[float]) -> float:
-    """The mean of the finite values; NaN when there are none."""
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan

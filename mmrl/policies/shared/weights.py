@@ -15,7 +15,7 @@ from mmrl.core.ranks import OwnState, gathered
 from mmrl.core.types import Reading
 from mmrl.policies.shared.lora import AdaptedLayer, adapter_layers, is_own, switch_adapters
 from mmrl.policies.shared.sharding import reshard
-from mmrl.runtime.tensors import mark_tables
+from mmrl.runtime.tensors import copy_all, mark_tables
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -334,12 +334,6 @@ class FollowsWeights:
 def put_aside(weight: Tensor, rest: Rest) -> Tensor:
     """A copy of a weight, on its device or in the machine's memory."""
     return weight.clone() if rest == "device" else weight.to("cpu", copy=True)
-
-
-def copy_all(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Write values into tensors, in place."""
-    for weight, value in zip(to, values, strict=True):
-        weight.copy_(value)
 
 
 def own_part(weight: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from mmrl.answers.photos import lab_of
 from mmrl.runtime.pictures import upright_rgb
 from mmrl.serving.files import file_of_package, import_package
 from mmrl.serving.scorers.encoders import encoder_of, picture_features
@@ -253,19 +254,9 @@ def lab_colour(picture: Image.Image, corners: tuple[float, float, float, float])
     middle = (round(x1 + 0.25 * width), round(y1 + 0.25 * height), round(x2 - 0.25 * width), round(y2 - 0.25 * height))
     box = (*middle[:2], max(middle[2], middle[0] + 1), max(middle[3], middle[1] + 1))
     crop = upright_rgb(picture, lent=True).crop(box)
-    mean = _lab(np.asarray(crop, dtype=np.float64)).reshape(-1, 3).mean(0)
-    distances = {name: float(np.linalg.norm(_lab(np.array(rgb, dtype=np.float64)) - mean)) for name, rgb in COLOURS.items()}
+    mean = lab_of(np.asarray(crop, dtype=np.float64) / 255).reshape(-1, 3).mean(0)
+    distances = {name: float(np.linalg.norm(lab_of(np.array(rgb) / 255) - mean)) for name, rgb in COLOURS.items()}
     return min(distances, key=distances.__getitem__)
-
-
-def _lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
-    """CIE Lab (D65) of sRGB values from 0 to 255."""
-    share = rgb / 255
-    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
-    matrix = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]])
-    xyz = linear @ matrix.T / np.array([0.95047, 1.0, 1.08883])
-    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
-    return np.stack([116 * f[..., 1] - 16, 500 * (f[..., 0] - f[..., 1]), 200 * (f[..., 1] - f[..., 2])], -1)
 
 
 def colour_by_name(picture: Image.Image, one: Detection, model: str, device: str) -> str:

@@ -22,6 +22,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS, WEIGHTS_VERSION
 from mmrl.core.types import Prompt, Rollouts
 from mmrl.runtime.process_state import LEFT_BEHIND, put_aside, random_state, take_back
+from mmrl.runtime.tensors import copy_all
 from mmrl.training.ahead.lag import Lag, refuse_lag
 from mmrl.training.checkpoints.state import RunState, copy_state, remembers
 from mmrl.training.collect import Collected, Collector
@@ -112,18 +113,11 @@ def under(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> Iterator[N
     # through .data the version counters stay, as for shadows
     live = [weight.data for weight in parameters]
     kept = [weight.clone() for weight in live]
-    put(live, weights)
+    copy_all(live, weights)
     try:
         yield
     finally:
-        put(live, kept)
-
-
-@torch.no_grad()
-def put(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Write values into tensors, in place."""
-    for weight, value in zip(to, values, strict=True):
-        weight.copy_(value)
+        copy_all(live, kept)
 
 
 CLOSE_S = 2.0
