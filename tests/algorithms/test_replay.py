@@ -139,6 +139,7 @@ def test_two_runs_of_one_preset_share_no_memory():
     first.step()
     assert first.state_dict()["parts"]["advantage"]["prompts"]
     assert not second.state_dict()["parts"]["advantage"]["prompts"]
+    assert first.collector.planner is first.algorithm.planner
 
 
 def test_a_replayed_row_keeps_its_record_and_fresh_ones_alone_are_measured():

@@ -100,26 +100,22 @@ def by_rows(found: Rollouts, f: Any, totals: list[float]) -> list[list[float]]:
     return out
 
 
+GIGPOS = (GiGPO(), GiGPO(deviation=True, weight=0.3), GiGPO(gamma=0.0), PER_TURN, UI_S1)
+
+
 def with_totals(found: Rollouts) -> tuple[Scores, list[float]]:
     """What the world said, and an answer's reward beside it."""
     made = scores_of(found, answer=totals_of(found))
     return made, made.total().tolist()
 
 
-@pytest.mark.parametrize("part", [TurnReturns(), TurnReturns(gamma=0.5)])
-def test_returns_are_compared_with_those_of_the_same_turn(part: TurnReturns):
-    found = drawn()
-    made, totals = with_totals(found)
-    expected = by_rows(found, lambda *group: slow_turn_returns(part, *group), totals)
-    for mine, row in zip(per_turn(part(made, found).values, found), expected, strict=True):
-        assert mine == pytest.approx(row)
-
-
-@pytest.mark.parametrize("part", [GiGPO(), GiGPO(deviation=True, weight=0.3), GiGPO(gamma=0.0), PER_TURN, UI_S1])
-def test_gigpo_compares_turns_that_began_from_the_same_state(part: GiGPO):
+@pytest.mark.parametrize("part", [TurnReturns(), TurnReturns(gamma=0.5), *GIGPOS], ids=str)
+def test_turns_are_compared_as_in_a_slow_loop(part: TurnReturns | GiGPO):
+    """Returns with those of the same turn; GiGPO's with those of turns that began from the same state."""
     found = drawn(1)
     made, totals = with_totals(found)
-    expected = by_rows(found, lambda *group: slow_gigpo(part, *group), totals)
+    slow: Any = slow_gigpo if isinstance(part, GiGPO) else slow_turn_returns
+    expected = by_rows(found, lambda *group: slow(part, *group), totals)
     for mine, row in zip(per_turn(part(made, found).values, found), expected, strict=True):
         assert mine == pytest.approx(row)
 

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import pickle
-import struct
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from PIL import Image
 from mmrl.data.inversion import Inversion, negate
 from mmrl.data.video_rows import VideoRow
 from tests.attacks.attack import Attack, Bomb, expect_clean, expect_done, expect_sentence, refused, run_mmrl
+from tests.support.raw_pictures import png_of, tiff_of
 from tests.support.videos import even, turn, write_transparent, write_video
 
 GOOD: dict[str, Any] = {"image": "cat.png", "question": "where?", "box": [4, 4, 20, 20]}
@@ -96,13 +96,7 @@ def link_out(folder: Path) -> str:
 
 def png(size: int, depth: int, colours: int) -> bytes:
     """A PNG that says it is a square of this size, with a few bytes of pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", size, size, depth, colours, 0, 0, 0)
-    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(bytes(1_000_000))), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+    return png_of((size, size), depth, colours, (b"IDAT", zlib.compress(bytes(1_000_000))))
 
 
 def parquet(cells: list[object], **columns: list[object]) -> Make:
@@ -347,13 +341,6 @@ def stored(picture: Image.Image, kind: str, **how: object) -> bytes:
     return file.getvalue()
 
 
-def tiff(bits: int) -> bytes:
-    """A TIFF of two grey pixels that says how many bits each has."""
-    tags = [(256, 2), (257, 1), (258, bits), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 4)]
-    entries = b"".join(struct.pack("<HHII", tag, 3 if tag == 258 else 4, 1, value) for tag, value in tags)
-    return b"II*\0" + struct.pack("<I", 12) + bytes(4) + struct.pack("<H", len(tags)) + entries + bytes(4)
-
-
 def clip(write: Callable[[Path], object]) -> Make:
     """A row about a clip that is written."""
     return beside(lambda folder: write(folder / "a.mp4"), {"video": "a.mp4", **ASKED}, good=0)
@@ -376,8 +363,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], Make]] = {
     "a picture of floats": (("rows.jsonl:2", "a.tif", "holds floats of 32 bits"), with_file("a.tif", stored(FLOATS, "TIFF"))),
     "a picture of 16 bits that unpacks to 7 GB": (("rows.jsonl:2", "picture"), with_file("a.png", png(60_000, 16, 0))),
     "a transparent picture that unpacks to 14 GB": (("rows.jsonl:2", "picture"), with_file("a.png", png(60_000, 8, 6))),
-    "a picture of 65,535 bits a pixel": (("rows.jsonl:2", "cannot be read"), with_file("a.tif", tiff(65_535))),
-    "a picture of no bits": (("rows.jsonl:2", "cannot be read"), with_file("a.tif", tiff(0))),
+    "a picture of 65,535 bits a pixel": (("rows.jsonl:2", "cannot be read"), with_file("a.tif", tiff_of(65_535))),
+    "a picture of no bits": (("rows.jsonl:2", "cannot be read"), with_file("a.tif", tiff_of(0))),
     "a clip that is turned by 33 degrees": (("rows.jsonl:1", "no quarter"), turned(0.839, 0.545, -0.545, 0.839)),
     "a clip that is shown nowhere": (("rows.jsonl:1", "no quarter"), turned(0, 0, 0, 0)),
     "a clip whose pixels are 60 times as high as wide": (

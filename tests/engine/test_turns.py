@@ -11,8 +11,8 @@ import torch
 from mmrl.app.modality.base import PolicyNeeds
 from mmrl.app.modality.text import TextModality
 from mmrl.core.episodes import Limits
-from mmrl.core.samples import Sample, Turn
-from mmrl.core.types import Observation, Prompt, Request, Rollouts
+from mmrl.core.samples import Turn
+from mmrl.core.types import Observation, Prompt, Request
 from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.engine.wire.completions import EngineMismatchError
 from mmrl.policies.text.check.audit import audit_rollouts
@@ -23,7 +23,7 @@ from tests.engine.servers import gap, policies_on
 from tests.engine.test_servers import BOUND, tokens
 from tests.support.fake_engines import FakeEngine, engines
 from tests.support.refused import refused
-from tests.support.text_policies import picture, prompts, text_trace
+from tests.support.text_policies import asked, picture, prompts, samples_of, text_trace
 from tests.support.worlds import Answer, Inline, looking
 
 LIMITS = Limits(turns=4, tokens=2000)
@@ -62,17 +62,9 @@ def make(tiny: Callable[[str], str], two: list[FakeEngine], monkeypatch: pytest.
         yield build
 
 
-def asked(count: int = 2) -> list[Request]:
-    return [Request(prompt, count, group_id=i, seed=70 + i) for i, prompt in enumerate(prompts())]
-
-
-def samples_of(rollouts: Rollouts) -> list[Sample]:
-    return [sample for _, sample in rollouts.samples()]
-
-
 def test_turns_that_servers_write_are_read_again_exactly(make: Make, two: list[FakeEngine]):
     policy, before = make(count=2), [len(engine.told()["wrote"]) for engine in two]
-    rollouts = policy.rollout(asked())
+    rollouts = policy.rollout(asked(2))
     audit_rollouts(policy, rollouts)
     trace = text_trace(rollouts.trace)
     assert sum(map(len, trace.insets)) >= 8, "pictures were shown"
@@ -94,16 +86,16 @@ def test_the_token_that_ends_a_turn_is_sent_as_it_was_sampled(make: Make):
     policy = make(most=24)
     with torch.no_grad():
         policy.net.model.get_output_embeddings().weight[policy.eos_token_ids[0]] *= 4.0
-    rollouts = policy.rollout(asked())
+    rollouts = policy.rollout(asked(2))
     ids = [(turn, sample.token_ids or ()) for sample in samples_of(rollouts) for turn in sample.turns]
     assert {row[turn.span[1] - 1] in policy.eos_token_ids for turn, row in ids} == {True, False}
     assert gap(policy, rollouts) < BOUND
 
 
 def test_a_row_does_not_depend_on_who_else_is_written_nor_by_whom(make: Make):
-    together = tokens(make(count=2).rollout(asked()))
-    assert tokens(make(count=1).rollout(asked())) == together
-    alone = [row for request in asked() for row in tokens(make().rollout([request]))]
+    together = tokens(make(count=2).rollout(asked(2)))
+    assert tokens(make(count=1).rollout(asked(2))) == together
+    alone = [row for request in asked(2) for row in tokens(make().rollout([request]))]
     assert alone == together and len(set(together)) == len(together)
 
 
@@ -155,6 +147,6 @@ def test_a_family_that_reads_pictures_otherwise_beside_others_is_refused(tiny: C
 
 
 def test_a_server_that_dies_between_turns_leaves_no_trace(make: Make, two: list[FakeEngine]):
-    expected = tokens(make(between_turns(two[0].told), count=2).rollout(asked()))
-    assert tokens(make(between_turns(two[0].process.kill), count=2).rollout(asked())) == expected
+    expected = tokens(make(between_turns(two[0].told), count=2).rollout(asked(2)))
+    assert tokens(make(between_turns(two[0].process.kill), count=2).rollout(asked(2))) == expected
     assert not two[0].process.runs and two[1].process.runs

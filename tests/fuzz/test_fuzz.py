@@ -223,7 +223,7 @@ def test_an_array_that_is_named_twice_does_not_unfold(kind: str, tmp_path: Path)
 
 HOSTILE = ["[", "(1,", "[1,2,3,", "{", '"label": "', "\\", "<answer>", "<think>", "```", "x1=1,", " ", "1", "1.", "1e", "-"]
 HOSTILE += ["<box>", "A, ", "(A) and ", "answer is A ", "the answer is ", "\\frac{1}{", "1,000,", "1 / ", "1:", "frame ", "1 to "]
-HOSTILE += ["1m and "]
+HOSTILE += ["1m and ", "1 m and ", "1m ", "1 ", "1 end ", "frame 1 - ", "[1,", '{"start": 1, ', "<answer>1"]
 
 
 @pytest.mark.parametrize("piece", HOSTILE)

@@ -7,7 +7,6 @@ import math
 import random
 import re
 import socket
-import struct
 import threading
 import zlib
 from dataclasses import replace
@@ -27,6 +26,7 @@ from mmrl.serving.judges.judge import JudgeError
 from mmrl.serving.scorers import painting
 from mmrl.serving.scorers.painting import ImagesServer, Painting, Studio, seed_of, studio_of
 from tests.plugins.conftest import values
+from tests.support.raw_pictures import png_of
 from tests.support.refused import refused
 from tests.support.rude_servers import answers, in_turn, read_request, rude, says
 
@@ -383,16 +383,11 @@ def test_a_server_without_seeds_is_sent_none_and_said_to_promise_nothing(caplog)
     assert "seed" not in bodies(server)[0] and "is given no seeds" in caplog.text and "differs" in caplog.text
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 def bomb(side: int) -> bytes:
     """A PNG of side x side pixels in a few hundred KB."""
     rows = zlib.compressobj(9)
     packed = b"".join(rows.compress(bytes(1 + side // 8)) for _ in range(side)) + rows.flush()
-    head = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    return png_of((side, side), 1, 0, (b"IDAT", packed))
 
 
 HOSTILE = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.types import Prompt, Rollouts, Video
+from mmrl.core.types import Prompt, Rollouts
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import shift_by
 from mmrl.lab.tiny.flow import pipelines
@@ -28,9 +28,8 @@ from mmrl.policies.text.read import evaluate
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.video.sampling import VideoSettings
 from tests.support import flow_policies
-from tests.support.faults import Around, Change, Fault, Record, cause_in, message_of, noted, traced
-from tests.support.text_policies import make, picture, stir
-from tests.support.videos import even, write_video
+from tests.support.faults import Around, Change, Fault, Record, cause_in, guided, message_of, noted, questions, traced
+from tests.support.text_policies import make, stir
 
 GROUP = 3
 OF_TEXT = replace(PRESETS["dr_grpo"], group_size=GROUP, minibatches=1).with_length(6)
@@ -243,10 +242,6 @@ def block(policy: FlowPolicy) -> Any:
     return policy.net.transformer.transformer_blocks[0].ff
 
 
-def guided(value: float) -> Change:
-    return lambda policy, patch: patch.setattr(policy.net, "guidance", value)
-
-
 def louder(factor: float) -> Callable[[SigmaTable], SigmaTable]:
     return lambda one: replace(one, plan=replace(one.plan, steps=tuple(drawing.noisier(step, factor) for step in one.plan.steps)))
 
@@ -352,12 +347,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if name == "generator":
             return flow_policies.make(str(pipelines.build("sd3", folder / "sd3")), ["ema"]), OF_FLOW, flow_policies.prompts()
         if name == "clips":
-            files = [write_video(folder / f"{i}.mp4", even(50 + 25 * i), size=(112, 56)) for i in range(3)]
-            clips = [Video(file, frames=4, start=0.2 * i, end=1.8) for i, file in enumerate(files)]
             policy = make(str(vlms.build("qwen2_5_vl", folder / "qwen2_5_vl")), {"ema"}, video=VideoSettings(workers=0))
-            return policy, OF_TEXT, [Prompt(name, "when is it?", (clip,)) for name, clip in zip("abc", clips, strict=True)]
-        prompts = [Prompt(name, "what is it?", (picture(i),)) for i, name in enumerate("abc")]
-        return pictures_policy(str(vlms.build("qwen3_vl", folder / "qwen3_vl"))), OF_TEXT, prompts
+            return policy, OF_TEXT, questions(folder)["clips"]
+        return pictures_policy(str(vlms.build("qwen3_vl", folder / "qwen3_vl"))), OF_TEXT, questions(folder)["pictures"]
 
     return kind
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageOps
 
 from mmrl.runtime.pictures import notes_on, open_upright, upright_rgb
+from tests.support.raw_pictures import png_of, tiff_of
 
 WHITE, RED = [255, 255, 255], [255, 0, 0]
 
@@ -30,13 +31,8 @@ def again(picture: Image.Image, kind: str, **how: object) -> Image.Image:
 
 def png(depth: int, colours: int, row: bytes, transparent: bytes) -> Image.Image:
     """A PNG of two pixels in one row, with a colour that stands for transparent."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", 2, 1, depth, colours, 0, 0, 0)
-    parts = [(b"IHDR", head), (b"tRNS", transparent), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")]
-    return Image.open(io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)))
+    chunks = (b"tRNS", transparent), (b"IDAT", zlib.compress(b"\0" + row))
+    return Image.open(io.BytesIO(png_of((2, 1), depth, colours, *chunks)))
 
 
 @pytest.mark.parametrize(
@@ -84,12 +80,7 @@ def test_greys_and_palettes_with_alpha_are_white_by_their_share(mode):
 
 
 def tiff(bits: int, black: int, row: bytes) -> Image.Image:
-    """A TIFF of two grey pixels; `black` 1: 0 is black, 0: 0 is white."""
-    tags = [(256, 2), (257, 1), (258, bits), (259, 1), (262, black), (273, 8), (277, 1), (278, 1), (279, len(row))]
-    entries = b"".join(struct.pack("<HHII", tag, 4 if tag != 258 else 3, 1, value) for tag, value in tags)
-    place = 8 + len(row) + len(row) % 2
-    data = b"II*\0" + struct.pack("<I", place) + row.ljust(place - 8, b"\0") + struct.pack("<H", len(tags)) + entries + bytes(4)
-    return Image.open(io.BytesIO(data))
+    return Image.open(io.BytesIO(tiff_of(bits, black, row)))
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,18 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Group, Prompt, Rollouts
+from mmrl.core.types import Group, Prompt, Rollouts, Video
 from mmrl.policies.shared import hypotheses as common
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters
 from mmrl.policies.shared.weights import Weights
@@ -23,10 +25,22 @@ from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Trainer
+from tests.support.text_policies import picture
+from tests.support.videos import even, write_video
 
 Change = Callable[[Any, pytest.MonkeyPatch], object]
 """Changes a policy by patches, which are undone."""
 Record = Callable[[Any, Rollouts], Rollouts]
+
+
+def questions(folder: Path) -> dict[str, list[Prompt]]:
+    """Prompts with a picture each, and with a clip each, all of one size; the clips are written."""
+    files = [write_video(folder / f"{i}.mp4", even(50 + 25 * i), size=(112, 56)) for i in range(3)]
+    clips = [Video(file, frames=4, start=0.2 * i, end=1.8) for i, file in enumerate(files)]
+    return {
+        "pictures": [Prompt(name, "what is it?", (picture(i),)) for i, name in enumerate("abc")],
+        "clips": [Prompt(name, "when is it?", (clip,)) for name, clip in zip("abc", clips, strict=True)],
+    }
 
 
 def nothing(policy: Any, patch: pytest.MonkeyPatch) -> None:
@@ -99,6 +113,15 @@ def message_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fau
     return ""
 
 
+def assert_named(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fault: Fault, **numbers: Any) -> None:
+    """Fail unless the run names the fault's cause, and learns only where the fault lets it."""
+    before = [weight.detach().clone() for weight in policy.parameters()]
+    message = message_of(policy, algorithm, prompts, fault, **numbers)
+    assert f"Likely cause: {fault.cause} (" in message, message
+    moved = not all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+    assert moved == fault.moves, "no update was made"
+
+
 def cause_in(message: str) -> str | None:
     """The cause that a message names; None where it says that no single one explains it."""
     found = re.search(r"Likely cause: (.+?) \((?:evaluated again |\d+ layers |two readings )", message)
@@ -167,6 +190,11 @@ def wrap(place: Place, kind: type[nn.Module]) -> Change:
         patch.setattr(block, name, kind(getattr(block, name)).eval())
 
     return change
+
+
+def guided(value: float) -> Change:
+    """The guidance of an image generator."""
+    return lambda policy, patch: patch.setattr(policy.net, "guidance", value)
 
 
 def half(policy: Any, patch: pytest.MonkeyPatch) -> None:

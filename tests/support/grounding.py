@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
@@ -21,6 +22,11 @@ load_boxes, load_questions = load("grounding_jsonl", "datasets"), load("qa_jsonl
 def read_grounding(path: Path, layout: GroundingLayout, split: str | None = None, limit: int = 20) -> tuple[list[Prompt], Report]:
     """All good prompts of a file, and a report on its bad rows."""
     return read_prompts(str(path), partial(read_rows, path), layout, split, limit)
+
+
+def read(path: Path, **settings: Any) -> list[tuple[str, Any, Any]]:
+    """What the data set makes of a file of boxes, or of a folder."""
+    return [(prompt.text, prompt.answer, prompt.media) for prompt in load_boxes(path, **settings)]
 
 
 def check_file(path: Path, layout: GroundingLayout | None = None, limit: int = 20) -> Report:

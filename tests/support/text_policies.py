@@ -71,6 +71,11 @@ def mixed(seed: int = 7) -> list[Request]:
     return [Request(prompt, 1 + i % 3, group_id=i, seed=seed + i) for i, prompt in enumerate(prompts())]
 
 
+def asked(count: int = 4) -> list[Request]:
+    """Groups of this many samples, one of each prompt."""
+    return [Request(prompt, count, group_id=i, seed=70 + i) for i, prompt in enumerate(prompts())]
+
+
 def text_trace(trace: Trace) -> TextTrace:
     assert isinstance(trace, TextTrace)
     return trace

@@ -148,15 +148,6 @@ def test_resumed_planners_know_what_they_knew(tmp_path: Path):
     assert untimed(forgetful.step()) != pytest.approx(untimed(metrics[3]), rel=0, abs=0, nan_ok=True)
 
 
-def test_two_runs_of_a_preset_share_no_memory():
-    planner = DifficultyAware(window=16)
-    algorithm = replace(VIDEO["deepvideo_r1"], planner=planner)
-    one, two = (make_trainer(algorithm, sampler=Shuffled(CLIPS, seed=0)) for _ in range(2))
-    one.step()
-    assert one.collector.planner is one.algorithm.planner and one.algorithm.planner.memory.rewards  # type: ignore[attr-defined]
-    assert not two.collector.planner.memory.rewards and not planner.memory.rewards  # type: ignore[attr-defined]
-
-
 def test_more_of_unknown_groups_is_refused():
     @dataclass(frozen=True)
     class Wrong(Once):

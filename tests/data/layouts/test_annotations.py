@@ -12,7 +12,7 @@ from mmrl.app.commands.options import CheckOptions
 from mmrl.core.samples import MediaSize
 from mmrl.data.layouts.source import guess
 from mmrl.policies.shared.pictures import open_picture
-from tests.support.grounding import convert, load_boxes
+from tests.support.grounding import convert, load_boxes, read
 from tests.support.refused import refused
 
 BONE = {"id": 1, "name": "bone"}
@@ -148,10 +148,6 @@ def labelme(tmp_path):
         return tmp_path / "labelme"
 
     return write
-
-
-def read(path, **settings):
-    return [(p.text, p.answer, p.media) for p in load_boxes(path, **settings)]
 
 
 def test_rectangles_and_polygons_are_boxes(labelme, tmp_path):

@@ -15,7 +15,7 @@ from mmrl.core.samples import MediaSize
 from mmrl.data.layouts.files import MOST_BYTES, tar_rows
 from mmrl.data.layouts.source import guess
 from mmrl.data.validate import Report
-from tests.support.grounding import convert, load_boxes, load_questions
+from tests.support.grounding import convert, load_questions, read
 from tests.support.refused import refused
 from tests.support.sounds import tone, write_wav
 from tests.support.videos import even, write_video
@@ -33,10 +33,6 @@ def write(tmp_path):
         return tmp_path / "yolo"
 
     return files
-
-
-def read(path, **settings):
-    return [(p.text, p.answer, p.media) for p in load_boxes(path, **settings)]
 
 
 LINES = "0 0.5 0.5 0.25 0.5\n1 0.25 0.25 0.5 0.5\n0 0 0 0.5 0 0.5 0.5\n"
@@ -299,8 +295,8 @@ def test_a_folder_of_splits_and_clips(folder):
 
 def test_what_lacks_a_text_is_named_and_labels_are_no_texts(folder):
     (folder / "002.txt").unlink()
-    for read in (load("pictures", "datasets"), load("edits", "datasets"), read_tasks):
-        refused(r"002\.JPG: it has no text: write it into 002\.txt next to it, or list all in metadata", read, folder)
+    for look in (load("pictures", "datasets"), load("edits", "datasets"), read_tasks):
+        refused(r"002\.JPG: it has no text: write it into 002\.txt next to it, or list all in metadata", look, folder)
     # a picture without boxes comes first
     (folder / "001.txt").write_text("")
     (folder / "002.txt").write_text("0 0.5 0.5 0.25 1e-02\n")
@@ -324,7 +320,7 @@ def test_sounds_with_texts_are_refused_by_name(folder, tmp_path):
     refused(told, check, str(folder), ())
     for file in folder.glob("00[12]*"):
         file.unlink()
-    for read in (lambda path: check(str(path), ()), load("pictures", "datasets"), load_questions, read_tasks):
-        refused(told, read, folder)
+    for look in (lambda path: check(str(path), ()), load("pictures", "datasets"), load_questions, read_tasks):
+        refused(told, look, folder)
     (folder / "metadata.jsonl").write_text('{"file_name": "003.wav", "question": "What is heard?", "answer": "a beep"}\n')
     assert "1 rows, 0 problems" in check(str(folder), ())

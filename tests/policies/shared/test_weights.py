@@ -20,7 +20,6 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.weights import Weights
 from tests.support import flow_policies, text_policies
 from tests.support.each import for_each
-from tests.support.faults import disable_adapters
 from tests.support.refused import refused
 from tests.support.text_policies import FP32_BOUND, logprobs
 
@@ -227,18 +226,6 @@ def step(policy: Any, rollouts: Rollouts, lr: float = 1e-2) -> None:
 
 def test_a_target_that_no_layer_is_called_is_refused(kind: Kind):
     refused("no layer of the model is called '(to_q|qq)'", kind[0], set(), lora=replace(LORA, targets=("to_q", "qq")))
-
-
-def test_reference_of_a_fresh_adapter_is_the_model_without_it(kind: Kind):
-    make, draw = kind
-    policy = make({"ref"}, lora=LORA)
-    rollouts = draw(policy)
-    step(policy, rollouts)
-    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
-    assert (reference - logprobs(policy, rollouts).detach()).abs().max() > 1e-3
-    with pytest.MonkeyPatch.context() as patch:
-        disable_adapters(policy, patch)
-        torch.testing.assert_close(reference, logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
 
 
 def test_a_reading_under_a_shadow_leaves_the_graph_of_the_live_one_intact(kind: Kind):

@@ -64,17 +64,6 @@ def test_cutting_forwards_changes_nothing(tiny):
         torch.testing.assert_close(*(latents(one, requests(), plan) for one in (other, whole)), atol=1e-5, rtol=1e-5)
 
 
-def test_a_group_may_share_its_initial_noise(tiny):
-    policy = make(tiny("sd3"))
-    own = latents(policy, requests(), evaluation_plan(2))
-    shared = latents(policy, requests(), Full(num_steps=2, initial_noise="group").at(0))
-    assert (own[0] - own[1]).abs().max() > 0.1
-    first = policy.rollout(requests(), Full(num_steps=2, initial_noise="group").at(0)).trace
-    starts = first.latents[first.before[:, 0]]  # type: ignore[attr-defined]
-    assert torch.equal(starts[0], starts[3]) and not torch.equal(starts[0], starts[4])
-    assert (shared[0] - shared[1]).abs().max() > 0.1
-
-
 def test_nodes_are_named_apart_between_groups_and_calls(tiny):
     policy = make(tiny("sd3"))
     first = policy.rollout(requests(), PLANS["tree"]).node_ids

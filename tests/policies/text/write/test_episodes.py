@@ -26,7 +26,7 @@ from mmrl.policies.text.write.rollout import CompletionRow
 from mmrl.runtime.blame import AskedToLeaveError
 from tests.support.each import for_each
 from tests.support.refused import refused
-from tests.support.text_policies import FP32_BOUND, PACKING, gap, ids_of, make, picture, prompts, samples_of, text_trace
+from tests.support.text_policies import FP32_BOUND, PACKING, asked, gap, ids_of, make, picture, prompts, samples_of, text_trace
 from tests.support.worlds import Inline, looking, player
 
 PAIRS = [("qwen3_vl", True), ("smolvlm", True), ("gemma3", False)]
@@ -37,10 +37,6 @@ OTHERS = [
 ]
 SEEN = 0.02
 """By how much what is wrong moves log-probabilities; what is right moves none by more than FP32_BOUND."""
-
-
-def asked(count: int = 4) -> list[Request]:
-    return [Request(prompt, count, group_id=i, seed=70 + i) for i, prompt in enumerate(prompts())]
 
 
 def gap_with(policy: TextPolicy, rollouts: Rollouts, packed: bool, change: Callable[[Inset], Inset] = lambda one: one) -> float:

@@ -243,13 +243,6 @@ def test_a_stored_episode_is_read_as_it_was_shown(actor: TextPolicy):
     assert gap(actor, again) <= FP32_BOUND
 
 
-def test_without_its_record_a_stored_episode_is_unknown(actor: TextPolicy):
-    buffer = kept_of(actor.rollout([Request(prompts()[0], 2, 0, seed=41)]))
-    again = actor.rollout([buffer.request(kept, -1 - i, keep_old=False) for i, kept in enumerate(buffer.rows)])
-    actor.audit(again)
-    assert bool(again.recorded[ROLLOUT_LOGPROBS][again.action_mask].isnan().all())
-
-
 def test_pictures_that_become_other_tokens_are_refused(actor: TextPolicy):
     buffer = kept_of(actor.rollout([Request(prompts()[0], 4, 0, seed=41)]))
     kept = next(kept for kept in buffer.rows if len(kept.row.turns) > 1 and (kept.row.turns[0].observation or 0) and size(kept))
