@@ -137,6 +137,7 @@ def resumed(accelerator: Any, ranks: Ranks) -> torch.Tensor:
     again.load_state_dict(state)
     for _ in range(2):
         again.step()
+    again.producer.close()
     return weights(again)
 
 
