@@ -142,7 +142,7 @@ def test_nothing_is_broken_off_while_weights_are_exchanged():
 
     with pytest.raises(AskedToStopError), listen(stop), stop.interruptible(Ranks()):
         with Worn():
-            for _ in range(200):
+            for _ in range(6000):
                 signal.sigtimedwait([], 0.01)
         events.append("never")
     assert events == ["in place", "back"]
@@ -174,7 +174,7 @@ def test_several_processes_stop_together_and_only_at_a_beginning():
 
 def test_the_second_signal_leaves_at_once():
     program = Path(__file__).parent / "programs" / "second_signal.py"
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == -signal.SIGINT and done.stdout == "still here\n"
     assert "SIGINT: stopping" in done.stderr
 
@@ -187,9 +187,9 @@ def stopped(words: list[str], number: signal.Signals) -> str:
     said = ""
     with open(reading) as lines:
         for line in lines:
-            said += line
-            if re.match(r"step [1-9]", line):
+            if re.match(r"step [1-9]", line) and not re.search(r"^step [1-9]", said, re.MULTILINE):
                 os.kill(run.pids[0], number)
+            said += line
     assert run.wait(60) == 0, said
     return said
 

@@ -129,7 +129,7 @@ def test_a_listing_that_describes_nothing_is_refused(listing: dict[str, Any]):
     said = json.dumps({"protocol": wire.PROTOCOL} | listing).encode()
     refused = pytest.raises(ValueError, match=r"the reward server at .* does not (serve|describe) 'length'")
     with rude(answers(200, said)) as server, refused:
-        RemoteReward(f"{server.url}/length").connect(wait_s=2.0)
+        RemoteReward(f"{server.url}/length").connect(wait_s=60.0)
 
 
 def test_a_group_of_nonsense_is_the_senders_fault():

@@ -246,7 +246,7 @@ def test_rewards_work_while_the_policy_samples():
         return right_letter(group)
 
     def meanwhile() -> None:
-        assert scored.acquire(timeout=10), "the reward did not start before the next part was sampled"
+        assert scored.acquire(timeout=60), "the reward did not start before the next part was sampled"
 
     policy = Watched(meanwhile=meanwhile)
     trainer = make_trainer(PRESETS["grpo"], slow, policy=policy, rollout_parts=4)

@@ -67,7 +67,7 @@ def trained_into(run: RunDir) -> Iterator[None]:
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, Mapping[str, str], bytes]:
     """Status, headers and body of an answer; `{}` in the path is the token."""
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request(method, path.replace("{}", server.token), headers={k.replace("_", "-"): v for k, v in headers.items()})
         answer = connection.getresponse()

@@ -72,9 +72,9 @@ def run(trainer: Trainer) -> Tensor:
 
 
 def test_without_a_lag_there_is_no_thread():
-    trainer, before = make_trainer(corrected()), threading.enumerate()
+    trainer, before = make_trainer(corrected()), set(threading.enumerate())
     trainer.step()
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize(("ahead", "name"), [(1, "grpo"), (2, "grpo"), (1, "dapo")])

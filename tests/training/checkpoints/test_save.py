@@ -178,7 +178,7 @@ class Held:
         self.running += 1
         self.most = max(self.most, self.running)
         self.begun.set()
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         self.write(*args)
         self.running -= 1
 
@@ -190,7 +190,7 @@ def test_writing_beside_the_run_keeps_the_state_of_the_moment_and_one_write_at_a
     checkpoints = Checkpoints(tmp_path, asynchronous=True)
     live = {"index": 1, "policy": {"w": weight}, "planner": {"rewards": known}}
     checkpoints.save(1, live, Ranks())
-    assert held.begun.wait(10) and not checkpoints.steps(), "it returned before anything was written"
+    assert held.begun.wait(60) and not checkpoints.steps(), "it returned before anything was written"
     with torch.no_grad():
         weight.fill_(2.0)
     known.append(2.0)
@@ -199,7 +199,7 @@ def test_writing_beside_the_run_keeps_the_state_of_the_moment_and_one_write_at_a
     second.join(0.05)
     assert second.is_alive() and held.most == 1, "the next one waits"
     held.go.set()
-    second.join(10)
+    second.join(60)
     checkpoints.close()
     assert held.most == 1 and checkpoints.steps() == [1, 2]
     found = [checkpoints.load(step) for step in (1, 2)]

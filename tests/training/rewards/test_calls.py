@@ -1,6 +1,7 @@
 """Where and how often rewards are called: threads, processes, loops, further attempts, devices, one call for several entries."""
 
 import asyncio
+import os
 import random
 import signal
 import threading
@@ -17,11 +18,14 @@ import torch
 
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, Prompt, Scored, Status
+from mmrl.runtime import workers
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import Threads, settle
+from mmrl.runtime.net.clocks import CallClock
 from mmrl.runtime.workers import WorkerError, WorkerProcess, living
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform
+from tests.policies.video.test_workers import WhenStopped
 from tests.support.refused import refused
 from tests.training.rewards.test_rewards import group
 
@@ -78,13 +82,13 @@ def test_groups_are_scored_while_others_are_sampled():
 
     with runner(slow).scoring(beside=True) as scoring:
         scoring.add(groups(1))
-        assert started.wait(5)
+        assert started.wait(60)
         scoring.add([group(2, 7)])
         assert answered(scoring.tables()) == [[0, 1], [0, 1]]
 
 
 def test_threads_score_several_groups_at_once_and_keep_order():
-    both = threading.Barrier(2, timeout=5)
+    both = threading.Barrier(2, timeout=60)
 
     def meet(g: Group) -> list[float]:
         both.wait()
@@ -102,7 +106,7 @@ def test_threads_begin_as_jobs_come_and_all_of_them_where_jobs_wait_for_each_oth
 
 
 def test_rewards_run_beside_each_other():
-    both = threading.Barrier(2, timeout=5)
+    both = threading.Barrier(2, timeout=60)
 
     def meet(g: Group) -> list[float]:
         both.wait()
@@ -119,9 +123,9 @@ def with_alarm(g: Group) -> list[float]:
     return numbers(g)
 
 
-def hangs_on_group_1(g: Group) -> list[float]:
-    while g.id == 1:
-        time.sleep(1)
+def stops_at_group_1(g: Group) -> list[float]:
+    if g.id == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
     return numbers(g)
 
 
@@ -145,8 +149,9 @@ def test_closing_ends_the_processes():
     assert all(process.poll() is not None for process in started)
 
 
-def test_a_process_that_hangs_is_killed_and_the_next_group_is_scored():
-    with closing(runner(hangs_on_group_1, where="process", timeout_s=1.5)) as rewards:
+def test_a_process_that_hangs_is_killed_and_the_next_group_is_scored(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "SilenceTimer", WhenStopped)
+    with closing(runner(stops_at_group_1, where="process", timeout_s=60.0)) as rewards:
         assert status(rewards.score(groups(3))) == [Status.OK, Status.FAILED, Status.OK]
 
 
@@ -242,12 +247,13 @@ def test_async_rewards_keep_one_loop_from_step_to_step():
 
 
 def test_async_rewards_are_limited():
-    running, most = 0, 0
+    running, most, both = 0, 0, asyncio.Barrier(2)
 
     async def slow(g: Group) -> list[float]:
         nonlocal running, most
         running += 1
         most = max(most, running)
+        await asyncio.wait_for(both.wait(), 60)
         await asyncio.sleep(0.005)
         running -= 1
         return numbers(g)
@@ -257,18 +263,20 @@ def test_async_rewards_are_limited():
 
 
 def sleepy(g: Group) -> list[float]:
-    time.sleep(5 if g.id == 0 else 0)
+    time.sleep(60 if g.id == 0 else 0)
     return numbers(g)
 
 
 async def sleepy_async(g: Group) -> list[float]:
-    await asyncio.sleep(5 if g.id == 0 else 0)
+    await asyncio.sleep(60 if g.id == 0 else 0)
     return numbers(g)
 
 
 @pytest.mark.parametrize("function", [sleepy, sleepy_async])
-def test_a_timeout_is_failed_and_others_answer(function: Any):
-    assert status(runner(function, timeout_s=0.1).score(groups(2))) == [Status.FAILED, Status.OK]
+def test_a_timeout_is_failed_and_others_answer(function: Any, monkeypatch: pytest.MonkeyPatch):
+    looks = iter([0.0, 9.0])
+    monkeypatch.setattr(CallClock, "seconds", lambda clock: next(looks, 0.0))
+    assert status(runner(function, timeout_s=0.1, workers=1).score(groups(2))) == [Status.FAILED, Status.OK]
 
 
 def test_a_function_that_returns_an_awaitable_is_awaited():

@@ -265,8 +265,8 @@ def test_another_process_draws_the_same_bits(job: Job):
         assert torch.equal(other.trajectory.logprobs, own.trajectory.logprobs)
         assert [image.tobytes() for image in other.images] == [image.tobytes() for image in own.images]  # pyright: ignore
         assert other.weights_version == policy.weights.num_updates
-    generator.version += 1
-    refused(r"was to use weights of version 7, and the memory .* holds 6 to 6", generator.write, parts, error=UnavailableError)
+    held, generator.version = generator.version, generator.version + 1
+    refused(rf"version {held + 1}, and the memory .* holds {held} to {held}", generator.write, parts, error=UnavailableError)
 
 
 def test_chunks_are_whole_requests_whatever_the_number_of_processes():

@@ -23,8 +23,10 @@ from mmrl.policies.shared.workers import crew as crews
 from mmrl.policies.shared.workers import remote
 from mmrl.policies.shared.workers.crew import Crew, Early, Restarts
 from mmrl.policies.shared.workers.remote import HEAD, SHARED, Slots, TornWeightsError, buffer_of
+from mmrl.runtime import workers
 from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
+from tests.policies.video.test_workers import WhenStopped
 from tests.support.refused import refused
 from tests.support.text_policies import make, picture, text_trace
 
@@ -80,15 +82,14 @@ def test_a_late_chunk_is_drawn_by_another_too_and_nobody_waits_for_the_first(cre
 
 
 def test_the_chunk_of_a_worker_that_dies_goes_to_others(crew: Callable[..., Crew]):
-    deaths = list[int]()
+    deaths = iter([WorkerError("its process died with exit code -9")])
 
     def die_once(number: int) -> None:
-        if number == 2 and not deaths:
-            deaths.append(number)
-            raise WorkerError("its process died with exit code -9")
+        if number == 2 and (error := next(deaths, None)):
+            raise error
 
     assert crew(Fake(die_once), Fake(die_once), restarts=1).ask(JOBS) == DONE
-    assert deaths == [2]
+    assert next(deaths, None) is None
 
 
 def test_one_that_dies_too_often_stops_the_run_by_name(crew: Callable[..., Crew]):
@@ -135,29 +136,14 @@ def test_one_that_stands_still_is_started_again_after_a_time_that_earlier_rollou
     jobs: list[tuple[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("STOPPED_ONCE", str(tmp_path / "once"))
-    monkeypatch.setattr(crews, "LEAST_S", 0.2)
-    monkeypatch.setattr(crews, "STILL", 1.0)
+    monkeypatch.setattr(workers, "SilenceTimer", WhenStopped)
     own = Crew([WorkerProcess(stopped)], Restarts(1), is_timed=True)
     assert own.ask([(1,)]) == [10] and own.ask(jobs) == [10 * number for (number,) in jobs]
     assert "its process, which SIGSTOP had stopped, was killed; it is started again, 0 more time(s)" in caplog.text
     own.close()
 
 
-def test_before_the_first_answer_nothing_says_how_long_one_takes(crew: Callable[..., Crew]):
-    limits = list[object]()
-
-    class Timed(Fake):
-        def __call__(self, *job: object, timeout_s: float | None = None) -> object:
-            limits.append(timeout_s)
-            return super().__call__(*job)
-
-    own = Crew([Timed()], Restarts(0), is_timed=True)
-    own.ask(JOBS)
-    own.close()
-    assert limits == [None, *[crews.LEAST_S] * (len(JOBS) - 1)], "and then at least that"
-
-
-def test_a_job_that_is_longer_than_all_before_is_given_more_time(monkeypatch: pytest.MonkeyPatch):
+def test_the_first_answer_has_no_limit_and_one_that_takes_longer_than_all_before_a_later_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(crews, "LEAST_S", 0.2)
     asked = list[float | None]()
 
@@ -174,8 +160,9 @@ def test_a_job_that_is_longer_than_all_before_is_given_more_time(monkeypatch: py
     own.ask(JOBS[:1])
     own.ask(JOBS[:1])
     own.close()
-    first, second = asked[1], asked[2]
-    assert first is not None and second is not None and second >= crews.STILL * first
+    first, second, third = asked
+    assert first is None, "nothing says how long one takes"
+    assert second is not None and third is not None and second >= 0.2 and third >= crews.STILL * second
 
 
 WEIGHTS = [torch.arange(6.0).reshape(2, 3), torch.ones(3, dtype=torch.bfloat16), torch.zeros(0, 4)]
