@@ -91,8 +91,7 @@ def test_a_world_that_hangs_or_raises_is_an_error():
     def leave() -> None:
         raise OSError("gone")
 
-    world = Counters({"hang": gate.wait, "raise": leave})
-    one, two = (WorldRunner(world, limits) for limits in (Limits(timeout_s=0.2), LIMITS))
+    one, two = (WorldRunner(Counters({"hang": gate.wait, "raise": leave}), x) for x in (Limits(timeout_s=0.2), LIMITS))
     refused("no answer within", one.step(one.open(PROMPT, 1), turn("hang")).result, error=TimeoutError, timeout=60)
     refused("gone", two.step(two.open(PROMPT, 2), turn("raise")).result, error=OSError, timeout=60)
     gate.set()
