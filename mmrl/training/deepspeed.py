@@ -83,7 +83,6 @@ class DeepSpeedEngine:
         """Put back what `state` gave, here or in one process, and take over the weights as they are now."""
         self.zero.refresh_fp32_params()
         saved: Mapping[int, Mapping[str, Any]] = state["state"]
-        self.optimizer.param_groups[0].update({name: x for name, x in state["param_groups"][0].items() if name != "params"})
         if not saved:
             return
         first = next(iter(saved.values()))

@@ -216,7 +216,7 @@ def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None, 
 
 
 def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Engine | None = None) -> None:
-    """Put back what `whole_state` gave; each process keeps its part of what is sharded.
+    """Put back what `whole_state` gave, under the optimizer's own settings; each process keeps its part of what is sharded.
 
     Raises ValueError for moments of other shapes than the weights', which an update would stretch over them.
     """
@@ -231,7 +231,9 @@ def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Eng
                 f"{list(weights[index].shape)}: resume with the settings of the saved run, or take an earlier checkpoint"
             )
     moments = {index: {name: _shard_like(weights[index], x) for name, x in own.items()} for index, own in state["state"].items()}
-    optimizer.load_state_dict({**state, "state": moments})
+    own = optimizer.state_dict()["param_groups"]
+    groups = [now | {"params": saved["params"]} for now, saved in zip(own, state["param_groups"], strict=False)]
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
 def _shard_like(weight: Any, x: object) -> object:

@@ -147,14 +147,14 @@ def test_the_rate_falls_to_zero_over_all_updates_of_all_epochs():
 
 @pytest.mark.parametrize("what", ["checkpoint", "stop"])
 def test_a_request_is_followed_after_its_step(tmp_path: Path, what: str):
-    checkpoints = Checkpoints(tmp_path, keep=0)
-    asked = iter([[], [what], [], [], []])
+    checkpoints, asked = Checkpoints(tmp_path, keep=0), iter([[], [what], [], [], []])
     trainer = make_trainer(steps=5, save_every=0, records=Records(checkpoints=checkpoints, requests=lambda: next(asked)))
     trainer.fit()
-    assert trainer.is_stopped == (what == "stop")
-    assert checkpoints.steps() == ([2] if what == "stop" else [2, 5])
-    again = make_trainer(steps=5, save_every=0)
+    assert (trainer.is_stopped, checkpoints.steps()) == ((True, [2]) if what == "stop" else (False, [2, 5]))
+    again = make_trainer(steps=5, save_every=0, optimizer=OptimizerSettings(lr=0.5, lr_schedule="linear", eps=0.1))
     again.load_state_dict(checkpoints.load(2))
+    now = [again.optimizer.param_groups[0][name] for name in ("lr", "eps")]
+    assert now == [0.5 * (1 - 2 / 5), 0.1], "settings that are others by now hold from the next update on"
     again.fit()
     assert again.index == 5
 

@@ -16,6 +16,7 @@ from mmrl.training.checkpoints.save import Checkpoints
 ABSENT = "(not set)"
 HELD: dict[KeyPath, str] = {
     ("ahead",): "the draws of steps in flight",
+    ("seed",): "the place in the order of the prompts",
     ("stage",): "the place in the chain",
     ("optimizer", "kind"): "the optimizer's memory",
     ("policy", "kind"): "weights",
@@ -71,17 +72,15 @@ def refuse_other_output(resolved: Resolved, run: RunDir) -> None:
 def changed_settings(before: RunConfig, after: RunConfig) -> list[ChangedSetting]:
     """The settings that differ, in the config's order; where a run lies is none of them."""
     old, new = ({path: str(value) for path, value in leaves(as_table(config))} for config in (before, after))
-    paths = [path for path in dict.fromkeys([*old, *new]) if path != ("output",)]
-    pairs = [ChangedSetting(path, old.get(path, ABSENT), new.get(path, ABSENT)) for path in paths]
-    return [pair for pair in pairs if pair.before != pair.after]
+    pairs = [ChangedSetting(path, old.get(path, ABSENT), new.get(path, ABSENT)) for path in dict.fromkeys([*old, *new])]
+    return [pair for pair in pairs if pair.before != pair.after and pair.path != ("output",)]
 
 
 def refuse_lost_state(changes: Sequence[ChangedSetting], run: RunDir) -> None:
     """Raise ValueError for changes of settings under which the state of a checkpoint means nothing."""
     for change in changes:
-        held = next((what for path, what in HELD.items() if change.path[: len(path)] == path), None)
+        key, held = dotted_key(change.path), next((what for path, what in HELD.items() if change.path[: len(path)] == path), None)
         if held is not None:
-            key = dotted_key(change.path)
             raise ValueError(
                 f"{key} is {change.after}, and {run.path} was trained with {change.before}: its checkpoints hold {held} of that; "
                 f"leave {key} as it was, or start a new run without --resume"
@@ -94,7 +93,6 @@ def check_resume(resolved: Resolved, run: RunDir) -> None:
     if Checkpoints(run.checkpoints).newest_whole() is not None:
         named = resolved.config.sampler if resolved.config.sampler.kind or resolved.config.sampler.use else None
         before, after = saved_config(run), resolved.config
-        changes = changed_settings(before, after)
         old, new = (one.algorithm.algorithm.shadows | one.evaluation.weights_beside for one in (before, after))
         if old != new and not after.stage:
             raise ValueError(
@@ -102,7 +100,7 @@ def check_resume(resolved: Resolved, run: RunDir) -> None:
                 f"{', '.join(sorted(new)) or 'none'}: leave [algorithm] and evaluation.weights as they were, or start a new run "
                 "without --resume"
             )
-        refuse_lost_state([one for one in changes if one.path[0] != "sampler" or named is not None], run)
+        refuse_lost_state([one for one in changed_settings(before, after) if one.path[0] != "sampler" or named is not None], run)
 
 
 def saved_config(run: RunDir) -> RunConfig:
@@ -128,9 +126,8 @@ def is_finished(resolved: Resolved, run: RunDir) -> str:
 
 def note_changes(run: RunDir, step: int, changes: Sequence[ChangedSetting]) -> None:
     """Write down what is another from the step after `step` on, in changes.jsonl and among the metrics."""
-    for change in changes:
-        line = {"step": step, "key": dotted_key(change.path), "before": change.before, "after": change.after}
-        append_line(run.changes_file, line)
+    for one in changes:
+        append_line(run.changes_file, {"step": step, "key": dotted_key(one.path), "before": one.before, "after": one.after})
     if changes:
         run.append(step, {CHANGED: float(len(changes))})
 

@@ -27,7 +27,7 @@ class RunState:
 
     policy: Policy
     optimizer: torch.optim.Optimizer
-    lr_schedule: torch.optim.lr_scheduler.LRScheduler
+    lr_schedule: torch.optim.lr_scheduler.LambdaLR
     shuffle: torch.Generator
     producer: "Producer"
     watched: RewardRunner | None
@@ -74,7 +74,9 @@ class RunState:
             )
         self.policy.load_state_dict(state["policy"])
         load_whole_state(self.optimizer, state["optimizer"], self.ranks.engine)
-        self.lr_schedule.last_epoch = state["num_updates"]
+        rates, self.lr_schedule.last_epoch = self.lr_schedule, state["num_updates"]
+        for group, lr, factor in zip(self.optimizer.param_groups, rates.base_lrs, rates.lr_lambdas, strict=True):
+            group["lr"] = lr * factor(rates.last_epoch)
         self.producer.load_state_dict(state)
         self.health.load_state_dict(state["health"])
         for runner, known in zip((self.producer.collector.rewards, self.watched), state["rewards"], strict=False):
