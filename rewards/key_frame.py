@@ -29,5 +29,6 @@ class KeyFrame(OfSpans):
 
     def score(self, attempt: SpanAttempt) -> Scored:
         value = key_frame_hit(attempt.times, attempt.truth) if len(attempt.times) <= self.most else 0.0
-        parts = {**attempt.parts(), "unparsed": float(not attempt.times)}
-        return Scored(value, {"hit": value, "times": float(len(attempt.times)), **parts})
+        outside = attempt.seconds is not None and max(attempt.times, default=0.0) > attempt.seconds
+        parts = {"times": float(len(attempt.times)), "unparsed": float(not attempt.times), "outside": float(outside)}
+        return Scored(value, {"hit": value, **parts})

@@ -30,7 +30,7 @@ class PseudoSpan(InTemplate):
     """How fast trust fades as spans spread; 0 = all are trusted equally."""
     unit: Unit = "seconds"
     """The unit of numbers without one."""
-    needs = Need(samples=2, alone="1 for any answer that can be read", setup="the clip's duration, for spans in shares of it")
+    needs = Need(samples=2, alone="None, with nothing to agree with", setup="the clip's duration, for spans in shares of it")
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         unlabelled = replace(group.prompt, answer=())

@@ -27,20 +27,15 @@ class InTemplate:
         return self.template is None or keeps_format(completion_text(prompt, sample), self.template)
 
     def score_each(self, group: Group, score: Callable[[Sample], Scored]) -> list[float | Scored | None]:
-        """The score of each sample, with the part `format` if there is a template.
-
-        Text that breaks it is scored as an empty one, and does not count as unparsed.
-        """
+        """The score of each sample; with a template, 0 and the parts of an empty text for one that breaks it, and `format`."""
         return [self._score_one(group.prompt, sample, score) for sample in group.samples]
 
     def _score_one(self, prompt: Prompt, sample: Sample, score: Callable[[Sample], Scored]) -> Scored:
         if self.template is None:
             return score(sample)
-        if self.keeps(prompt, sample):
-            scored = score(sample)
-            return replace(scored, parts={**scored.parts, "format": 1.0})
-        empty = score(replace(sample, text="")).parts
-        return Scored(0.0, {name: 0.0 if name == "unparsed" else part for name, part in empty.items()} | {"format": 0.0})
+        kept = self.keeps(prompt, sample)
+        scored = score(sample if kept else replace(sample, text=""))
+        return replace(scored, value=scored.value if kept else 0.0, parts={**scored.parts, "format": float(kept)})
 
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")

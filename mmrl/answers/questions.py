@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar, cast
 
 from mmrl.answers.block import InTemplate, answer_block, completion_text
@@ -58,11 +58,15 @@ class OfAnswers(InTemplate, ABC, Generic[T]):
         truth = cast(T | None, self.needs.reads(prompt, self, "text"))
         if truth is None:
             return [None] * len(group.samples)
-        return self.score_each(group, lambda sample: self.score(completion_text(prompt, sample), truth, prompt))
+        return self.score_each(group, lambda sample: self._scored(completion_text(prompt, sample), truth, prompt))
+
+    def _scored(self, text: str, truth: T, prompt: Prompt) -> Scored:
+        scored = self.score(text, truth, prompt)
+        return replace(scored, parts={"unparsed": float(not answer_block(text)), **scored.parts})
 
     @abstractmethod
     def score(self, text: str, truth: T, prompt: Prompt) -> Scored:
-        """The score of one text."""
+        """The score of one text; unless it has a part `unparsed`, this is 1 for texts without an answer."""
 
 
 def read_letters(prompt: Prompt, text: str) -> frozenset[str]:

@@ -32,6 +32,7 @@ METRICS = (
     Metric("reward/{name}/failed", "share of samples", "The reward raised, timed out or answered NaN; there only if it did."),
     Metric("reward/{name}/na", "share of samples", "The reward said None, it does not apply; there only if it did."),
     Metric("reward/{name}/unparsed", "share of samples", "Completions in which the reward did not find what it reads."),
+    Metric("reward/{name}/format", "share of samples", "Completions that keep the reward's template; there only with one."),
     Metric("reward/{name}/retried", "count", "Calls that were repeated after a failure; there only if there were any."),
     Metric("reward/{name}/cached", "share of samples", "Answers that were remembered from before; there only with a cache."),
     Metric("reward/{name}", "reward", "Mean of one reward, or of a part of it (reward/iou/hit), over the samples that have it."),

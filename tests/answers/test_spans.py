@@ -233,7 +233,7 @@ def test_spans_are_cut_at_the_end_of_the_clip_and_numbers_count_the_unit_of_the_
     found = attempt("<answer>from 3 to 30 seconds</answer>")
     assert found.predicted == (Interval(3, 10),) and found.truth == (TRUTH,) and not found.outside
     late = attempt("<answer>from 12 to 30 seconds</answer>")
-    assert late.predicted == () and late.parts() == {"unparsed": 0.0, "outside": 1.0}
+    assert late.predicted == () and late.parts() == {"unparsed": 1.0, "outside": 1.0}
 
 
 def test_one_true_span_is_asked_for_where_only_one_will_do():

@@ -196,7 +196,7 @@ def test_units_of_the_model_and_of_the_truth(reward, ask):
 
 def test_spans_end_with_the_clip_and_naming_all_of_it_does_not_pay(reward, ask):
     scores = reward("temporal_iou")(ask(Interval(6, 10), "6 to 99", "12 to 15", duration=10.0))
-    assert values(scores) == [1, 0] and part(scores, "outside") == [0, 1] and part(scores, "unparsed") == [0, 0]
+    assert values(scores) == [1, 0] and part(scores, "outside") == [0, 1] and part(scores, "unparsed") == [0, 1]
     # annotations may end a little after the file
     assert values(reward("temporal_iou")(ask(Interval(6, 10.2), "6 to 10.2", duration=10.0))) == [1]
     assert values(reward("temporal_iou")(ask(SPAN, "0 to 40", "0 to 10, 10 to 40", duration=40.0))) == [0.1, 0.1]
@@ -238,6 +238,7 @@ def test_rows_that_cannot_be_scored_are_named(reward, ask):
 def test_key_frames(reward, ask):
     scores = reward("key_frame", most=3)(ask(SPAN, "at 3.5 s", "3 s, 7 s", "nowhere", "3, 3.1, 3.2, 3.3"))
     assert values(scores) == [1, 0.5, 0, 0] and part(scores, "unparsed") == [0, 0, 1, 0]
+    assert part(reward("key_frame")(ask(SPAN, "3 s", "3 s, 12 s", duration=10.0)), "outside") == [0, 1]
     group = ask(SPAN, "frame 5", "frame 13", clips=(ClipTime(10.0, 30.0, 20),))
     assert values(reward("key_frame", unit="frames")(group)) == [1, 0]
 

@@ -58,8 +58,7 @@ class SpanAttempt:
 
     def parts(self) -> dict[str, float]:
         """Parts for the log: shares of texts without a readable span, with one after the clip's end."""
-        unparsed = not self.predicted and not self.outside and not self.says_nothing
-        return {"unparsed": float(unparsed), "outside": float(self.outside)}
+        return {"unparsed": float(not self.predicted and not self.says_nothing), "outside": float(self.outside)}
 
 
 @dataclass(frozen=True)

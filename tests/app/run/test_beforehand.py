@@ -203,12 +203,14 @@ def test_pairs_need_two_samples_and_a_vote_of_one_says_nothing(caplog):
     config = load("tiny/flow", ["evaluation.num_samples=1", 'reward=[{use="pairwise_win_rate"}]']).config
     reward, prompts = rewards_load("pairwise_win_rate", "rewards")(scorer=Compares()), [Prompt("p", "x")]
     refused("num_samples is 1: set it to 2", look_at_scoring, config, [(config.reward[0], reward)], prompts, [Prompt("q", "y")])
-    votes = load("tiny/flow", ["evaluation.num_samples=1", 'reward=[{use="majority_vote"}]']).config
-    vote = [(votes.reward[0], rewards_load("majority_vote", "rewards")())]
+    votes = load("tiny/flow", ["evaluation.num_samples=1", 'reward=[{use="majority_vote"},{use="pseudo_span"}]']).config
+    vote = [(one, rewards_load(one.use, "rewards")()) for one in votes.reward]
+    assert vote[1][1](Group(0, prompts[0], (Sample("1 to 2"),))) == [None]
     look_at_scoring(votes, vote, prompts, [Prompt("q", "y"), prompts[0]])
     assert [record.message for record in caplog.records] == [
         "held-out data: 1 of 2 prompts are trained on, too ('p'): take another split, or mmrl data split",
         "reward 'majority_vote' of one sample is 1 for any answer that can be read: set evaluation.num_samples to 2 or more",
+        "reward 'pseudo_span' of one sample is None, with nothing to agree with: set evaluation.num_samples to 2 or more",
     ]
 
 
