@@ -8,11 +8,15 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm, OnTop
 from mmrl.algorithms.beside import Beside, Parts
+from mmrl.algorithms.objectives.terms import Surrogate
 from mmrl.algorithms.statistics import Compared, by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks, TermHooks, with_hooks
 from mmrl.core.readings import OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, check_ranges
+
+OWN = ("Once", "SampleFrom", "DynamicSampling", "UntilMixed", "WhereHard", "WhereUncertain", "Tempered", "ByDoubt")
+"""Planners whose rows are all of the policy's own making."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,12 @@ class Demonstrated(AdvantageHooks, Beside):
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError for a surrogate on the policy's own samples, which it would make likelier whatever they are worth."""
-        blind = [type(term).__name__ for _, term in algorithm.objective if with_hooks(term, TermHooks).silent_without_advantage]
-        if blind and type(algorithm.planner).__name__ == "Once":
+        blind = [
+            type(term).__name__
+            for _, term in algorithm.objective
+            if isinstance(term, Surrogate) or with_hooks(term, TermHooks).silent_without_advantage
+        ]
+        if blind and type(algorithm.planner).__name__ in OWN:
             raise ValueError(
                 f"algorithm.objective has {blind[0]}, and with the advantage Demonstrated every sample counts as right, whatever "
                 "its reward: leave that term out, or set algorithm.advantage.kind = 'GroupNorm'"
