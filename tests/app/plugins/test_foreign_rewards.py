@@ -13,6 +13,7 @@ from mmrl.app.config.run import RewardConfig
 from mmrl.app.run.beforehand import look_at_reward
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
+from mmrl.training.checkpoints.state import load_rewards, remembers, rewards_state
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 from tests.support.refused import refused
@@ -48,6 +49,14 @@ class Longer:
 
     def __call__(self, completions, **kwargs):
         return [float(len(c[0]["content"]) > self.length) for c in completions]
+
+class Counts:
+    seen = 0.0
+    def __call__(self, completions, **kwargs):
+        self.seen += len(completions)
+        return [self.seen for _ in completions]
+    def state_dict(self): return {"seen": self.seen}
+    def load_state_dict(self, state): self.seen = state["seen"]
 
 class Mute: ...
 
@@ -143,6 +152,10 @@ def test_async_classes_and_too_few_values(file):
     assert score(made(f"{use}:later"), texts(0, "abc", "d"))[0].values[:, 0].tolist() == [3, 1]
     assert asyncio.run(made(f"{use}:later")(texts(0, "abc"))) == [3.0]
     assert score(made(f"{file(TRL)}:Whole"), texts(0, "a"))[0].values.tolist() == [[3]]
+    first, again = (RewardRunner([NamedReward("mine", made(f"{use}:Counts"))]) for _ in range(2))
+    first.score([texts(0, "a", "b")])
+    load_rewards(again, rewards_state(first))
+    assert again.score([texts(1, "c")])[0].values.tolist() == [[3]] and not remembers(made(f"{use}:Longer", than=1))
     with pytest.raises(RewardError, match=r"answered 1 values for 4 samples"):
         score(made(f"{use}:short"), texts(0, "a", "b"), texts(1, "c", "d"))
 
