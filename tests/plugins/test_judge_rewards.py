@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from mmrl.core.types import Group, Prompt, Sample
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Question, Reply, ask
 from mmrl.serving.judges.verdicts import fill_template, json_object, number, preference, schedule, win_rates, yes_share
@@ -231,6 +232,15 @@ def test_no_server_and_slow_servers(serve, reward):
     none, slow = Endpoint(url="http://127.0.0.1:9/v1", model="m"), serve(lambda *_: threading.Event().wait(2) or "5").endpoint()
     for server, words in ((none, r"cannot be reached.*gave up after 1 attempt\)"), (slow, "no whole answer within")):
         refused(words, reward("vlm_judge", server=replace(server, timeout_s=0.2, retries=0)), ONE, error=JudgeError)
+
+
+def test_a_model_that_the_server_neither_lists_nor_knows_is_refused_before_the_run(serve):
+    server = serve(lambda *_: {"gone": (404, {}), "busy": (503, {})}.get(server.asked[-1][0]["model"], "5"))
+    for model in ("", "small-judge", "alias", "busy"):
+        server.endpoint(model=model).ready()
+    assert [(asked["model"], asked["max_tokens"]) for asked, _ in server.asked] == [("alias", 1), ("busy", 1)]
+    words = "answered 404.*: set server.model to one that the server lists, small-judge$"
+    refused(words, server.endpoint(model="gone").ready, error=RewardUnavailableError)
 
 
 def test_keys_come_from_the_environment(serve, reward, monkeypatch):

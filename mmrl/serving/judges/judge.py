@@ -101,16 +101,17 @@ class ServedModel:
         except JudgeError as error:
             raise RewardUnavailableError(f"{error}: start the server before the run, or set server.url to where it is") from None
 
-    def greet(self, deadline: float) -> None:
-        """Ask for its models; JudgeError where it does not answer, or refuses."""
+    def greet(self, deadline: float) -> Sequence[str]:
+        """The models that it lists; JudgeError where it does not answer, or refuses."""
         try:
-            request(self, "/models", None, deadline)
+            return listed(self, deadline)
         except JudgeError as error:
             if not re.search("answered (404|405)", str(error)):
                 raise
             with suppress(JudgeError):
                 request(self, "/v1/models", None, deadline)
                 raise RewardUnavailableError(f"{error}, and its models are below /v1: end server.url in /v1") from None
+        return ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Endpoint(ServedModel):
     """True: Python files of that run's model run, with your rights, where its config says that it needs them."""
 
     def ready(self) -> None:
-        """Ask as any server is asked. RewardUnavailableError also where it has no model although none is named, or for no run."""
+        """Ask as any server is asked. RewardUnavailableError also where it has no model, or not the one named, or for no run."""
         if not self.run:
             super().ready()
         elif not (Path(self.run).expanduser() / "config.toml").is_file():
@@ -142,11 +143,17 @@ class Endpoint(ServedModel):
         else:
             refuse_own_code(self.run, self.trust_remote_code, f"server.run: {self.run}")
 
-    def greet(self, deadline: float) -> None:
-        if self.model:
-            super().greet(deadline)
-        else:
-            first_model(self, deadline)
+    def greet(self, deadline: float) -> Sequence[str]:
+        names = super().greet(deadline) if self.model else [first_model(self, deadline)]
+        if self.model and names and self.model not in names:
+            # servers know names that they do not list: the question decides
+            try:
+                request(self, "/chat/completions", body_of(self, self.model, Question("1")) | {"max_tokens": 1}, deadline)
+            except JudgeError as error:
+                if re.search("answered (404|400: .*model)", str(error)):
+                    known = words(", ".join(names))
+                    raise RewardUnavailableError(f"{error}: set server.model to one that the server lists, {known}") from None
+        return names
 
 
 @dataclass(frozen=True)
@@ -300,11 +307,18 @@ def text_of(question: Question) -> str:
 
 def first_model(endpoint: Endpoint, deadline: float) -> str:
     """The name of the first model the server lists."""
-    listed = request(endpoint, "/models", None, deadline)
+    for name in listed(endpoint, deadline):
+        return name
+    raise HopelessError(f"{endpoint.url}/models lists no model: set server.model")
+
+
+def listed(endpoint: ServedModel, deadline: float) -> list[str]:
+    """The names of the models that the server lists; none where its answer is no list of them."""
+    answer = request(endpoint, "/models", None, deadline)
     try:
-        return str(listed["data"][0]["id"])
-    except (KeyError, IndexError, TypeError):
-        raise HopelessError(f"{endpoint.url}/models lists no model: set server.model") from None
+        return [str(one["id"]) for one in answer["data"]]
+    except (KeyError, TypeError):
+        return []
 
 
 def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, object]:
