@@ -36,7 +36,7 @@ from mmrl.serving.files import hub_file
 from mmrl.serving.scorers.encoders import encoder_of
 from tests.support.ports import free_ports
 from tests.support.refused import refused
-from tests.support.rude_servers import OK, answers, drips, rude
+from tests.support.rude_servers import OK, answers, drips, hears_nothing, in_turn, rude
 
 
 def loader(model=None, log=None, **report):
@@ -200,7 +200,13 @@ def test_any_answer_will_do(online: None, monkeypatch: pytest.MonkeyPatch):
     with rude(answers(503)) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         offline.check_hub("a/b")
-    assert len(server.requests) == 1
+    assert [one.partition(b" HTTP")[0] for one in server.requests] == [b"HEAD /", b"GET /api/models?limit=1"]
+
+
+def test_a_hub_that_answers_a_head_alone_is_one_sentence(online: None, monkeypatch: pytest.MonkeyPatch):
+    with rude(in_turn(answers(200), hears_nothing)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"{server.url}/")
+        refused(r"did not answer within 0\.2 s: check", offline.check_hub, "a/b", error=FileNotFoundError)
 
 
 LIMIT = 20

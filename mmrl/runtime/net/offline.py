@@ -52,7 +52,8 @@ def hub_trouble() -> str:
 def _trouble(endpoint: str) -> str:
     """The reason why a hub cannot be asked; empty once it answered, whatever it says."""
     try:
-        fetch(HttpRequest("HEAD", endpoint), ANSWER_S)
+        for method, address in (("HEAD", endpoint), ("GET", f"{endpoint.rstrip('/')}/api/models?limit=1")):
+            fetch(HttpRequest(method, address), ANSWER_S)
     except DeadlineError:
         return f"did not answer within {ANSWER_S:g} s"
     except (UnreachableError, ValueError) as error:
