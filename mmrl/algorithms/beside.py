@@ -24,17 +24,13 @@ class Parts(Protocol):
     def objective(self) -> Sequence[tuple[float, Term]]: ...
 
 
-def refuse_other_planner(part: object, algorithm: Parts, kind: str, does: str) -> None:
-    """Raise ValueError unless the planner is of the kind that the part needs; `does`: what the part does, in a few words."""
-    if type(algorithm.planner).__name__ != kind:
-        raise ValueError(
-            f"{type(part).__name__} {does}, and algorithm.planner is {type(algorithm.planner).__name__}: set "
-            f"algorithm.planner.kind = '{kind}'"
-        )
-
-
 class Beside:
     """A part that does not go with every other one. Asked before a model is loaded."""
+
+    planners: tuple[str, ...] = ()
+    """Of the planners of mmrl those whose samples it is made for; empty: all."""
+    advantages: tuple[str, ...] = ()
+    """Of the advantages of mmrl those that it goes with; empty: all."""
 
     def check_beside(self, algorithm: Parts) -> None:
         """Look at the algorithm that it is part of.
@@ -42,9 +38,16 @@ class Beside:
         Raises:
             ValueError: they do not go together; names the setting and the remedy.
         """
+        beside = (("planner", algorithm.planner, self.planners), ("advantage", algorithm.advantage, self.advantages))
+        for slot, part, wanted in beside:
+            found = type(part).__name__
+            if wanted and found not in wanted and type(part).__module__.startswith("mmrl."):
+                raise ValueError(
+                    f"{type(self).__name__} is made for the {slot} {' or '.join(wanted)}, and algorithm.{slot} is {found}: set "
+                    f"algorithm.{slot}.kind = {wanted[0]!r}"
+                )
 
 
-HALVES = "tells the halves of a group apart, of which the first does not think"
 SHARES = (0.125, 0.25, 0.5, 0.625)
 """512, 1024, 2048 and 2560 of HBPO's 4096 tokens."""
 
@@ -71,11 +74,22 @@ def worth_of(length: Float[Tensor, "..."], most: float, pi: float) -> Float[Tens
     return 4 * torch.cos(pi * length / (2 * most))
 
 
-def check_budgets(part: object, algorithm: Parts) -> None:
-    """Raise ValueError unless the planner is Budgets with the same shares, of as long an answer where the part names one."""
-    refuse_other_planner(part, algorithm, "Budgets", "looks at budgets of samples")
-    own, theirs = vars(part), vars(algorithm.planner)
-    for name in [name for name in ("shares", "length") if name in own and own[name] != theirs[name]]:
-        raise ValueError(
-            f"{type(part).__name__}.{name} is {own[name]}, and algorithm.planner.{name} is {theirs[name]}: take one for both"
-        )
+class OfPairs(Beside):
+    """A term that compares two samples of a group, a better one and a worse one."""
+
+    advantages = ("Preferred", "BestAgainstWorst", "BestWorst")
+
+
+class OfBudgets(Beside):
+    """A part that looks at budgets of samples."""
+
+    planners = ("Budgets",)
+
+    def check_beside(self, algorithm: Parts) -> None:
+        """Raises ValueError unless the planner is Budgets with the same shares, of as long an answer where the part names one."""
+        super().check_beside(algorithm)
+        own, theirs = vars(self), vars(algorithm.planner)
+        for name in [name for name in ("shares", "length") if name in own and own[name] != theirs[name]]:
+            raise ValueError(
+                f"{type(self).__name__}.{name} is {own[name]}, and algorithm.planner.{name} is {theirs[name]}: take one for both"
+            )

@@ -36,7 +36,7 @@ from mmrl.algorithms.weights.aggregate import FirstApart, FixedLength, TokenMean
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.app.config.algorithm import kinds
 from mmrl.app.plugins.catalog import preset_documents
-from mmrl.core.hooks import TermHooks, with_hooks
+from mmrl.core.hooks import TermHooks
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
 from mmrl.core.readings import ENTROPY, GROUP_DIVERGENCE, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.types import ClipRange, Credit, Reading, Rollouts, Scope, Scores
@@ -148,11 +148,7 @@ def test_check_refuses_a_group_of_one(name):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"importance": (RolloutCorrection(),)},
-        {"importance": (OffPolicyMask(),)},
-        {"objective": ((1.0, Vespo(sampler=True)),)},
-    ],
+    [{"importance": (RolloutCorrection(),)}, {"importance": (OffPolicyMask(),)}, {"objective": ((1.0, Vespo(sampler=True)),)}],
     ids=["correction", "mask", "vespo"],
 )
 def test_check_refuses_to_compare_the_sampler_with_itself(changes):
@@ -194,12 +190,6 @@ def test_a_preset_in_a_new_file_is_found_by_the_generic_tests(tmp_path: Path):
     run([sys.executable, "-P", "-c", PROBE], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
-@for_each("name", sorted(kinds("advantage")))
-def test_every_shipped_advantage_says_how_many_samples_it_compares(name: str):
-    part = kinds("advantage")[name]()
-    assert part.min_group_size >= 1
-
-
 @dataclass(frozen=True)
 class Plain:
     """A = r: a user's own, which declares nothing."""
@@ -239,11 +229,7 @@ def test_the_length_goes_to_parts_that_name_none():
 )
 def test_terms_declare_how_far_they_clip(term: TermHooks, expected: ClipRange):
     assert term.clip_range == expected
-    assert expected.narrowest == min(expected.low, expected.high)
-
-
-def test_a_term_without_a_clip_declares_none():
-    assert with_hooks(Reinforce(), TermHooks).clip_range is None
+    assert expected.narrowest == min(expected.low, expected.high) and Reinforce().clip_range is None
 
 
 UNCREDITED = {

@@ -36,10 +36,7 @@ def ids(prompts: list[Prompt]) -> list[str]:
     return [prompt.id for prompt in prompts]
 
 
-SAMPLERS = {
-    "shuffled": lambda seed=0: Shuffled(PROMPTS, seed),
-    "streamed": lambda seed=0: Streamed(Anew(), seed, buffer_size=3),
-}
+SAMPLERS = {"shuffled": lambda seed=0: Shuffled(PROMPTS, seed), "streamed": lambda seed=0: Streamed(Anew(), seed, buffer_size=3)}
 both = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
 
 

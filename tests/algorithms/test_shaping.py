@@ -308,7 +308,7 @@ def test_truncated_rows_do_not_train():
 def test_difficulty_is_a_column_of_the_prompt():
     batch = make_batch(with_columns(rollouts(torch.ones(3, 2), [1, 0, 1]), difficulty=[2, 1]), torch.zeros(3), {})
     assert Difficulty()(batch, counts_of(batch)).tolist() == [[2, 2], [1, 1], [2, 2]]
-    refused(r"prompt '1' has None in column 'size'.*name another column", Difficulty("size"), batch, counts_of(batch))
+    refused(r"prompt '1' has nothing in the column 'size'.*name another column", Difficulty("size"), batch, counts_of(batch))
 
 
 NAN = float("nan")

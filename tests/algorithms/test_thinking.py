@@ -6,14 +6,18 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.algorithms.advantages.experts import Preferred
 from mmrl.algorithms.advantages.group import BySign, GroupNorm
 from mmrl.algorithms.advantages.segments import BudgetRelative, WithinBudgets
 from mmrl.algorithms.beside import part_numbers, thought_of
+from mmrl.algorithms.objectives.given import Preference
 from mmrl.algorithms.objectives.surrogates import EvenStart
 from mmrl.algorithms.planners.base import DynamicSampling, Once
 from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.thinking import OLD_LEAD, BudgetReward, LengthBudget, ModePays, ShorterIsBetter
+from mmrl.algorithms.shaping.video import InjectedScale
+from mmrl.algorithms.weights.importance import Difficulty
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Sample
 from tests.support.flow_fakes import FakeFlowPolicy
@@ -55,15 +59,22 @@ def other(name: str, **changes: Any) -> Any:
         (other("psr", planner=DynamicSampling()), r"DynamicSampling drops groups .* BySign .*kind = 'Once'"),
         (other("adapt_think", group_size=7), r"ThinkOrNot begins 2 equal parts .*group_size is 7: set it to a multiple of 2"),
         (other("hbpo", group_size=6), r"Budgets begins 4 equal parts .*multiple of 4"),
-        (other("adapt_think", planner=Once()), r"AboveReference tells the halves .*planner is Once: .*'ThinkOrNot'"),
-        (other("grpo", objective=((1.0, EvenStart()),)), r"EvenStart tells the halves .*planner is Once"),
-        (other("hbpo", planner=Once()), r"WithinBudgets looks at budgets .*planner is Once: .*'Budgets'"),
-        (other("grpo", advantage=BudgetRelative()), r"BudgetRelative credits thoughts .*planner is Once: .*'BudgetCuts'"),
+        (other("adapt_think", planner=Once()), r"AboveReference is made for the planner ThinkOrNot, .* Once: .*'ThinkOrNot'"),
+        (other("grpo", objective=((1.0, EvenStart()),)), "EvenStart is made for the planner ThinkOrNot"),
+        (other("hbpo", planner=Once()), "WithinBudgets is made for the planner Budgets"),
+        (other("grpo", advantage=BudgetRelative()), "BudgetRelative is made for the planner BudgetCuts"),
+        (other("grpo", advantage=Preferred()), "Preferred is made for the planner Pairs or PicturePairs or TaughtPairs"),
+        (other("grpo", objective=((1.0, Preference()),)), "Preference is made for the advantage Preferred or BestAgainstWorst"),
+        (other("nft_text", advantage=GroupNorm()), "NegativeAwareText is made for the advantage RightOrWrong, .* GroupNorm"),
+        (other("ahpo", planner=Once()), "ExpertWhereFew is made for the planner WithExpert"),
+        (other("s_grpo", planner=Once()), "ExitDecay is made for the planner SerialExits"),
+        (other("t_grpo", planner=Once()), "TemporalBonus is made for the planner Probed"),
+        (other("grpo", shaping=(InjectedScale(),)), "InjectedScale is made for the planner WithTruth"),
         (other("hbpo", planner=Budgets((0.5, 1.0))), r"WithinBudgets.shares is .*planner.shares is \(0.5, 1.0\): take one"),
         (other("hbpo", planner=Budgets(length=4096)), r"BudgetReward.length is None, and .*planner.length is 4096: take"),
-        (other("anytime", advantage=GroupNorm()), r"BudgetCuts samples .*advantage GroupNorm .*kind = 'BudgetRelative'"),
+        (other("anytime", advantage=GroupNorm()), "BudgetCuts is made for the advantage BudgetRelative, .*is GroupNorm: set"),
         (other("geometry_zero", group_size=1, advantage=BySign()), "AskedHalves compares two halves of a group: .*_size to 2"),
-        (other("grpo", shaping=(BudgetReward(),)), "BudgetReward looks at budgets"),
+        (other("grpo", shaping=(BudgetReward(),)), "BudgetReward is made for the planner Budgets"),
         (other("thinkless", planner=BEGUN), r"FirstApart weighs the first token .*ThinkOrNot begins .*'Once'"),
     ],
 )
@@ -73,10 +84,11 @@ def test_what_does_not_go_together_is_refused(algorithm: Any, told: str):
 
 @pytest.mark.parametrize("found", [None, "0.5", True, float("nan"), 1.5])
 def test_a_reference_accuracy_is_a_share_and_a_difficulty_a_number(found: Any):
-    asked = {"adapt_think": ("reference_accuracy", ".*mmrl sample"), "pixelthink": ("difficulty", ", its difficulty")}
-    for name, (column, words) in list(asked.items())[: 1 if found == 1.5 else 2]:
+    number = ("difficulty", ", where a finite number is needed.*name another column")
+    asked = [(PRESETS["adapt_think"], ("reference_accuracy", ".*mmrl sample")), (PRESETS["pixelthink"], number)]
+    for one, (column, words) in [*asked, (Difficulty(), number)][: 1 if found == 1.5 else 3]:
         with pytest.raises(ValueError, match=rf"prompt 'x' has .* in the column '{column}'{words}"):
-            PRESETS[name].check_prompts([Prompt("x", columns={column: found})])
+            one.check_prompts([Prompt("x", columns={column: found})])
 
 
 def test_thoughts_are_cut_at_budgets_and_answered():

@@ -16,18 +16,7 @@ from typing import Any
 
 import torch
 
-from tests.evidence import (
-    chains,
-    codes,
-    pixels,
-    planner_rows,
-    points,
-    sounds,
-    text_tasks,
-    thinking_rows,
-    turn_tasks,
-    video_rows,
-)
+from tests.evidence import chains, codes, pixels, planner_rows, points, sounds, text_tasks, thinking_rows, turn_tasks, video_rows
 from tests.evidence.task import Outcome, Row, verdict
 
 FILES = (text_tasks, planner_rows, video_rows, points, turn_tasks, pixels, chains, codes, thinking_rows, sounds)

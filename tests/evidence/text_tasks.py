@@ -66,11 +66,7 @@ def of_answer(*letters: str) -> Callable[[Sequence[Group]], float]:
 
 
 GUESS = TextTask(
-    "guess",
-    "a letter to find, all equally likely at the start",
-    "share right",
-    prompts_of(largest),
-    (("letter", first_letter),),
+    "guess", "a letter to find, all equally likely at the start", "share right", prompts_of(largest), (("letter", first_letter),)
 )
 FEW_SAMPLES = replace(GUESS, name="few_samples", claim=f"{GUESS.claim}; few samples may be drawn", samples=1_500)
 ALL_WRONG = TextTask(

@@ -180,10 +180,7 @@ def trainer_of_distillation(inputs: Any, params: Any, outputs: Any) -> None:
 
 @check("advantage_towards_teacher")
 def towards_teacher(inputs: Any, params: Any, outputs: Any) -> None:
-    recorded = {
-        TEACHER_LOGPROBS: tensor(inputs["teacher_logprobs"]),
-        OLD_LOGPROBS: tensor(inputs["old_logprobs"]),
-    }
+    recorded = {TEACHER_LOGPROBS: tensor(inputs["teacher_logprobs"]), OLD_LOGPROBS: tensor(inputs["old_logprobs"])}
     rows = replace(rollouts(torch.ones(recorded[OLD_LOGPROBS].shape)), recorded=recorded)
     part = TowardsTeacher(weight=params["weight"], bound=params["bound"])
     close(part(scores(torch.zeros(len(rows), 1)), rows).values, outputs["advantages"])

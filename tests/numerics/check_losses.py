@@ -339,10 +339,7 @@ def disco_losses(inputs: Any, params: Any, outputs: Any) -> None:
         score = "ratio" if name.endswith("Lratio") else "logprob"
         tau = None if name.startswith("discob") else params["tau"][name]
         term = Discriminative(score=score, tau=tau)
-        for objective, loss, grad in (
-            ([(1.0, term), (1.0, hinge)], "loss", "grad"),
-            ([(1.0, term)], "loss_beta0", "grad_beta0"),
-        ):
+        for objective, loss, grad in (([(1.0, term), (1.0, hinge)], "loss", "grad"), ([(1.0, term)], "loss_beta0", "grad_beta0")):
             found, gradient = weighed_loss(*of_the_whole(objective, GroupSum(), inputs, advantages, inputs["index"]))
             close(gradient, expected[grad], OF_PAPERS, f"{name} {grad}")
             if tau is None:

@@ -142,10 +142,7 @@ BAD: dict[str, list[tuple[Any, str]]] = {
         ({"prompt": " "}, "column prompt is ' '"),
     ],
     "pictures": [
-        (
-            {"caption": "x"},
-            "the row has caption, and no picture: it needs image, video, chosen and rejected, or jpg_0, jpg_1",
-        ),
+        ({"caption": "x"}, "the row has caption, and no picture: it needs image, video, chosen and rejected, or jpg_0, jpg_1"),
         ({"image": "a.png"}, "column prompt is missing, and must hold the text of the prompt"),
         ({"image": "no.png", "caption": "x"}, "picture"),
         ({"image": 3, "caption": "x"}, "column image is '3': it must be the path of a picture or clip"),

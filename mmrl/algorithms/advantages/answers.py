@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.algorithms.advantages.group import GroupNorm, check_pattern
-from mmrl.algorithms.statistics import Compared, by_group, less_mean, moments, one_per_group, to_credit, totals_and_keep
+from mmrl.algorithms.advantages.group import GroupNorm, OfPattern
+from mmrl.algorithms.statistics import by_group, less_mean, moments, one_per_group, to_credit, totals_and_keep
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import Count, NonNegative, Number, Seed, Share, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative, Number, Seed, Share
 
 ANSWER = r"<answer>(.*?)</answer>"
 """The content of the last answer block, or the whole completion if there is none."""
@@ -36,7 +36,7 @@ def shares(labels: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class SemanticEntropy(Compared):
+class SemanticEntropy(OfPattern):
     """A = (r - group mean) (1 - alpha SE / log G), SE = -mean over distinct answers of log(their share) (SEED-GRPO).
 
     SEED-GRPO, arXiv:2505.12346: prompts whose answers scatter move the policy less, by `alpha` at most. That more entropy means a
@@ -47,10 +47,6 @@ class SemanticEntropy(Compared):
     """The largest share by which an advantage shrinks."""
     pattern: str = ANSWER
     """A regular expression whose group is the answer; answers that are equal but for case and spaces are one."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        check_pattern(self.pattern, "SemanticEntropy.pattern")
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -65,7 +61,7 @@ class SemanticEntropy(Compared):
 
 
 @dataclass(frozen=True)
-class Consistency(Compared):
+class Consistency(OfPattern):
     """A = w local + (1 - w) global, w = sigmoid(k (H - b)), H the bits of entropy of a group's answers (COPO, arXiv:2508.04138).
 
     local is `GroupNorm`; global is the group's mean reward, standardized over the prompts of the step, for all its samples: where
@@ -84,10 +80,6 @@ class Consistency(Compared):
     """A regular expression whose group is the answer."""
     local: GroupNorm = field(default_factory=lambda: GroupNorm(eps=1e-6))
     """How samples of a group are compared; its eps is also used across prompts."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        check_pattern(self.pattern, "Consistency.pattern")
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -121,7 +113,7 @@ class Consistency(Compared):
 
 
 @dataclass(frozen=True)
-class Polychromic:
+class Polychromic(OfPattern):
     """A_i = mean over the sets of n samples that hold i of f - mean over all sets of f, f = mean reward x share of distinct
     answers (arXiv:2509.25424).
 
@@ -136,10 +128,6 @@ class Polychromic:
     """A regular expression whose group is the answer; answers that are equal but for case and spaces are one."""
     seed: Seed = 0
     """Of the draw of sets, with the group's id."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        check_pattern(self.pattern, "Polychromic.pattern")
 
     @property
     def min_group_size(self) -> int:

@@ -20,7 +20,7 @@ OWN = ("Once", "SampleFrom", "DynamicSampling", "UntilMixed", "WhereHard", "Wher
 
 
 @dataclass(frozen=True)
-class ExpertWhereFew(Compared):
+class ExpertWhereFew(Compared, Beside):
     """A = (r - mean) / (deviation + eps) of own samples; an injected one gets weight G if fewer than `enough` are right (AHPO).
 
     arXiv:2510.08540 (MM-HELIX). G is the number of own samples: with a mean over rollouts the expert's
@@ -35,6 +35,8 @@ class ExpertWhereFew(Compared):
     success_at: Number = 0.5
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-6
+
+    planners = ("WithExpert", "WithTruth")
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -140,13 +142,14 @@ class TowardsTeacher:
 
 
 @dataclass(frozen=True)
-class Preferred(Compared):
+class Preferred(Compared, Beside):
     """A = +1 for the first row of every group, which is preferred, and -1 for the second.
 
     A row without its partner is left out.
     """
 
     unscored = True
+    planners = ("Pairs", "PicturePairs", "TaughtPairs")
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         values = torch.where(rollouts.sample_ids == 0, 1.0, -1.0)

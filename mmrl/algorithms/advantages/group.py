@@ -419,8 +419,22 @@ class Halves(PartHooks):
         return self.cross * (mine - theirs) + (1 - self.cross) * (rewards - own)
 
 
+class OfPattern(Compared):
+    """The declarations of an advantage that looks into texts; raises ValueError for no regular expression."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            name = f"{type(self).__name__}.pattern"
+            raise ValueError(f"{name} is {self.pattern!r}, no regular expression ({error}): mend it or escape it") from error
+
+
 @dataclass(frozen=True)
-class Strata(Compared):
+class Strata(OfPattern):
     """A = inside z of the stratum + (1 - inside) z of the group, z = (r - mean) / (deviation + eps) (Stratified GRPO).
 
     Stratified GRPO, arXiv:2510.06214, from summaries: samples are compared with those that made the same number of tool calls. A
@@ -433,10 +447,6 @@ class Strata(Compared):
     inside: Share = 0.8
     """Weight of the comparison within the stratum."""
     eps: NonNegative = 1e-8
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        check_pattern(self.pattern, "Strata.pattern")
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -453,11 +463,3 @@ class Strata(Compared):
 def texts(sample: Sample) -> list[str]:
     """The texts that the policy wrote: each turn of an episode, else the completion."""
     return [turn.text for turn in sample.turns] or [sample.text or ""]
-
-
-def check_pattern(pattern: str, name: str) -> None:
-    """Raise ValueError where the regular expression of a setting cannot be read."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{name} is {pattern!r}, no regular expression ({error}): mend it or escape it") from error

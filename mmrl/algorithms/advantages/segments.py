@@ -10,17 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.beside import (
-    HALVES,
-    SHARES,
-    Beside,
-    Parts,
-    check_budgets,
-    exit_of,
-    part_numbers,
-    refuse_other_planner,
-    worth_of,
-)
+from mmrl.algorithms.beside import SHARES, Beside, OfBudgets, exit_of, part_numbers, worth_of
 from mmrl.algorithms.statistics import Compared, by_group, less_mean, standardize, to_credit, totals_and_keep
 from mmrl.algorithms.turns import SURE, Turns, TurnTable, past_observations, probabilities_of, segment_advantages
 from mmrl.core.hooks import AdvantageHooks
@@ -31,7 +21,7 @@ from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)
-class SegmentGains(AdvantageHooks):
+class SegmentGains(AdvantageHooks, Beside):
     """A = V(end of the action's segment) - V(its beginning), the reward at the last end; near-certain actions do not train (SPO).
 
     The chain form of arXiv:2505.23564, with the values that the planner SegmentValues finds. Actions before the first cut have
@@ -42,6 +32,8 @@ class SegmentGains(AdvantageHooks):
     """The probability from which an action no longer counts as a decision."""
     mask: bool = True
     """Sure actions leave every count. False: they train with their segment's advantage."""
+
+    planners = ("SegmentValues",)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError if no planner has valued the beginnings of answers."""
@@ -232,9 +224,7 @@ class AboveReference(AdvantageHooks, Beside):
     column: str = "reference_accuracy"
     """The column with the share of right answers of the start weights, thinking."""
 
-    def check_beside(self, algorithm: Parts) -> None:
-        """Raises ValueError without the planner ThinkOrNot."""
-        refuse_other_planner(self, algorithm, "ThinkOrNot", HALVES)
+    planners = ("ThinkOrNot",)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt without the column."""
@@ -260,7 +250,7 @@ class AboveReference(AdvantageHooks, Beside):
 
 
 @dataclass(frozen=True)
-class WithinBudgets(Compared, Beside):
+class WithinBudgets(Compared, OfBudgets):
     """A = (r - mean) / (std + eps) + (mean of the samples with this budget - w(b)), w(b) = 4 cos(pi b / (2 most)) (HBPO).
 
     arXiv:2507.15844, for groups of the planner Budgets. Its released code adds the second part twice.
@@ -271,10 +261,6 @@ class WithinBudgets(Compared, Beside):
     eps: NonNegative = 1e-6
     pi: Positive = math.pi
     """3.1416 in its code."""
-
-    def check_beside(self, algorithm: Parts) -> None:
-        """Raises ValueError where the planner gives no such budgets."""
-        check_budgets(self, algorithm)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -322,9 +308,7 @@ class BudgetRelative(Compared, Beside):
     discount: Annotated[float, Range(above=0, high=1000)] = 2.0
     """In a thought's own baseline: how much more what it earned at a budget counts than what it earned at the one before."""
 
-    def check_beside(self, algorithm: Parts) -> None:
-        """Raises ValueError where the planner cuts no thoughts."""
-        refuse_other_planner(self, algorithm, "BudgetCuts", "credits thoughts that were cut at budgets")
+    planners = ("BudgetCuts",)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

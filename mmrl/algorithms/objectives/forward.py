@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmrl.algorithms.beside import OfPairs
 from mmrl.algorithms.objectives.terms import OfTheGroup, ProportionalToAdvantage, Surrogate, actions_only, mean_square
 from mmrl.core.readings import SIGMA, SOUND_ADVANTAGE, SOUND_FROM, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
@@ -286,7 +287,7 @@ class GroupPreference(OfTheGroup):
 
 
 @dataclass(frozen=True)
-class DenoisingPreference(OfTheGroup):
+class DenoisingPreference(OfTheGroup, OfPairs):
     """-log sigmoid(-beta / 2 [(e_w - e_w ref) - (e_l - e_l ref)]) per pair: Diffusion-DPO (arXiv:2311.12908), of flows too.
 
     e is the mean squared error of a noised sample, w the row of the group with A > 0 and l that with A < 0, at one noise and one

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from mmrl.algorithms.beside import OfPairs
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import OfTheGroup, Penalty, Surrogate, actions_only, log_ratio
 from mmrl.algorithms.views import SEEN, Privileged
@@ -44,7 +45,7 @@ class Imitation(Surrogate, reads=(LOGPROBS,)):
 
 
 @dataclass(frozen=True)
-class Preference(OfTheGroup, reads=(LOGPROBS, REF_LOGPROBS)):
+class Preference(OfTheGroup, OfPairs, reads=(LOGPROBS, REF_LOGPROBS)):
     """-log sigmoid(beta m), m = (log p - log ref) of the chosen minus that of the rejected (DPO, arXiv:2305.18290).
 
     Log-probabilities are summed over a completion. `loss`: "sigmoid_norm" takes their means in place of sums; "ipo" is
@@ -181,7 +182,7 @@ class OfScores(Surrogate):
 
 
 @dataclass(frozen=True)
-class PairScores(OfScores, scope="group"):
+class PairScores(OfScores, OfPairs, scope="group"):
     """-log sigmoid(s - s' - m) + c (s + s')^2, s the score of the preferred completion (Bradley and Terry).
 
     m is the pair's column `margin`, 0 without one (arXiv:2307.09288), and c keeps scores around 0 (arXiv:2312.09244). Rows of
@@ -245,8 +246,8 @@ def number_at(prompt: Prompt, column: str, otherwise: float | None = None) -> fl
         return float(found)
     what = "nothing" if found is None else repr(found)[:80]
     raise ValueError(
-        f"prompt {prompt.id!r} has {what} in the column {column!r}, where a finite number is needed: write one there, or leave "
-        "the row out"
+        f"prompt {prompt.id!r} has {what} in the column {column!r}, where a finite number is needed: write one there, leave "
+        "the row out, or name another column"
     )
 
 

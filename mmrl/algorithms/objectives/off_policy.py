@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.algorithms.beside import Beside
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import OfLevel, OldPenalty, Surrogate, actions_only, log_ratio, ratio_metrics
@@ -150,7 +151,7 @@ class KeepLikely(OldPenalty, scope="rollout"):
 
 
 @dataclass(frozen=True)
-class NegativeAwareText(OfLevel, Surrogate):
+class NegativeAwareText(OfLevel, Surrogate, Beside):
     """-w log ratio for right answers, -w log max((1 - q ratio) / (1 - q), floor) for wrong ones; q the group's success rate.
 
     NFT for text, arXiv:2505.18116 (not DiffusionNFT): wrong answers train the model of right answers through its complement. w by
@@ -168,6 +169,8 @@ class NegativeAwareText(OfLevel, Surrogate):
     """rollout: the ratio of the whole answer, the exponential of its summed log ratio, at most e^10."""
     rates: tuple[Annotated[float, Range(above=0, below=1)], Annotated[float, Range(above=0, below=1)]] = (0.02, 0.98)
     """q is clamped to this range."""
+
+    advantages = ("RightOrWrong",)
 
     @property
     def at_first_update(self) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.beside import HALVES, Beside, Parts, part_numbers, refuse_other_planner
+from mmrl.algorithms.beside import Beside, part_numbers
 from mmrl.algorithms.objectives.terms import (
     LOG_RATIO_BOUND,
     PLAIN,
@@ -315,9 +315,7 @@ class EvenStart(Clips, ProportionalToAdvantage, Beside, level="rollout", at_firs
     share: Annotated[float, Range(above=0, below=1)] = 0.5
     """How likely the first half's beginning counts as; the other's is 1 - share."""
 
-    def check_beside(self, algorithm: Parts) -> None:
-        """Raises ValueError without the planner ThinkOrNot."""
-        refuse_other_planner(self, algorithm, "ThinkOrNot", HALVES)
+    planners = ("ThinkOrNot",)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, old = batch.rollouts.action_mask, readings[OLD_LOGPROBS]

@@ -134,15 +134,8 @@ class BudgetCuts(Twice, Beside):
         if not self.forced:
             raise ValueError("BudgetCuts.forced ends a thought that was cut: write a text, such as the mark of its end")
 
-    def check_beside(self, algorithm: Parts) -> None:
-        """Raises ValueError without the advantage BudgetRelative, which alone trains each thought once."""
-        own = type(algorithm.advantage)
-        # one of a user's own may do as BudgetRelative does
-        if (found := own.__name__) != "BudgetRelative" and own.__module__.startswith("mmrl."):
-            raise ValueError(
-                f"BudgetCuts samples from cuts of every thought, and with algorithm.advantage {found} a thought would train in "
-                "each of these samples: set algorithm.advantage.kind = 'BudgetRelative'"
-            )
+    # with another a thought would train in each of the samples from its cuts
+    advantages = ("BudgetRelative",)
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Cut all thoughts; then note of each cut what its answers earned. ValueError where no answer ends its thought."""

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.beside import Beside
 from mmrl.algorithms.statistics import PlainShaping, with_column
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
@@ -81,7 +82,7 @@ def agreement(answers: Sequence[Sequence[str]]) -> list[list[float]]:
 
 
 @dataclass(frozen=True)
-class Agreement(PlainShaping):
+class Agreement(PlainShaping, Beside):
     """Adds a reward `agreement`: the mean F1 of words of a sample with all samples of the prompt's other wordings (PS-GRPO).
 
     arXiv:2510.04392, from its abstract and reviews; theirs is BLEU. For groups of the planner Wordings. Nonsense that is
@@ -92,6 +93,8 @@ class Agreement(PlainShaping):
     """Weight of the reward in the total; ours."""
     column: str = "paraphrases"
     """The planner's column with the other wordings."""
+
+    planners = ("Wordings",)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already, or for a prompt without another wording."""

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.beside import SHARES, Beside, Parts, check_budgets, exit_of, part_numbers, worth_of
+from mmrl.algorithms.beside import SHARES, Beside, OfBudgets, Parts, exit_of, part_numbers, worth_of
+from mmrl.algorithms.objectives.given import number_at
 from mmrl.algorithms.statistics import PlainShaping, by_group, instead, reward_column, totals_and_keep, with_column
 from mmrl.algorithms.turns import uses
 from mmrl.core.hooks import PartHooks
@@ -64,7 +65,7 @@ def budget_rewards(
 
 
 @dataclass(frozen=True)
-class BudgetReward(PartHooks, Beside):
+class BudgetReward(PartHooks, OfBudgets):
     """`<reward>_budget` in a reward's place: min(w(n) - |b - n| / most, w(b)), w(n) = 4 cos(pi n / (2 most)), of right answers.
 
     HBPO, arXiv:2507.15844, for groups of the planner Budgets: b is the sample's budget, n its tokens, `most` the longest answer.
@@ -83,10 +84,6 @@ class BudgetReward(PartHooks, Beside):
     """3.1416 in its code."""
 
     reads = ()
-
-    def check_beside(self, algorithm: Parts) -> None:
-        """Raises ValueError where the planner gives no such budgets."""
-        check_budgets(self, algorithm)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         most = float(self.length or 1)
@@ -183,17 +180,7 @@ class LengthBudget(PartHooks):
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt without a difficulty."""
         for prompt in prompts:
-            self.difficulty(prompt)
-
-    def difficulty(self, prompt: Prompt) -> float:
-        """A prompt's difficulty; ValueError where it is no number."""
-        found = prompt.columns.get(self.column)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-            raise ValueError(
-                f"prompt {prompt.id!r} has {found!r} in the column {self.column!r}, its difficulty: give every row a number, or "
-                "name another column with algorithm.shaping.column"
-            )
-        return float(found)
+            number_at(prompt, self.column)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         pairs, unsure = list(rollouts.samples()), torch.zeros(len(rollouts))
@@ -201,7 +188,9 @@ class LengthBudget(PartHooks):
             unsure = masked_mean((1 - frozen[OLD_LEAD]).clamp(0, 1), rollouts.action_mask, dim=1)
         words = [float(len((sample.transcript or "").split())) for _, sample in pairs]
         lengths = words if self.unit == "words" else list(map(float, written(rollouts)))
-        budgets = [self.budget(self.difficulty(group.prompt), float(u)) for (group, _), u in zip(pairs, unsure, strict=True)]
+        budgets = [
+            self.budget(number_at(group.prompt, self.column), float(u)) for (group, _), u in zip(pairs, unsure, strict=True)
+        ]
         share = [min(1.0, max(0.0, 1 - (n - b) / self.slope)) for n, b in zip(lengths, budgets, strict=True)]
         return instead(scores, self, self.reward, "length", lambda r: r * r.new_tensor(share).where(r > 0, 1.0))
 
@@ -242,7 +231,7 @@ def exit_rewards(right: Bool[Tensor, " g"]) -> Float[Tensor, " g"]:
 
 
 @dataclass(frozen=True)
-class ExitDecay(PlainShaping):
+class ExitDecay(PlainShaping, Beside):
     """Adds `<reward>_exit` in place of a reward: 2^-(k - 1) for the k-th right sample of a group, from the earliest exit on.
 
     S-GRPO, arXiv:2505.07686; for groups of SerialExits. The whole answer, which has no given tokens, is the last exit.
@@ -250,6 +239,8 @@ class ExitDecay(PlainShaping):
 
     reward: str | None = None
     success_at: Number = 0.5
+
+    planners = ("SerialExits",)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         exits = torch.tensor([exit_of(sample) for _, sample in rollouts.samples()], dtype=torch.long)
@@ -266,7 +257,7 @@ class ExitDecay(PlainShaping):
 
 
 @dataclass(frozen=True)
-class WhereToolsHelp(PlainShaping):
+class WhereToolsHelp(PlainShaping, Beside):
     """Adds a reward `tools_help` to samples that used a tool: the sign of mean(r that did) - mean(r that did not) beyond `least`.
 
     The contrast of GeometryZero's GCPO, arXiv:2506.07160, from summaries. The two sides of a group are those that the policy
@@ -281,6 +272,13 @@ class WhereToolsHelp(PlainShaping):
     """The fact of an observation that says that a tool was used."""
     asked: bool = False
     """Compare the halves that were asked with and without the tool, in place of those that used it and did not."""
+
+    planners = ("AskedHalves",)
+
+    def check_beside(self, algorithm: Parts) -> None:
+        """Raises ValueError where halves are to be compared that nobody asked."""
+        if self.asked:
+            super().check_beside(algorithm)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already."""

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.algorithms.beside import Beside
 from mmrl.algorithms.statistics import PlainShaping, instead, reward_column, with_column
 from mmrl.algorithms.views import column
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
@@ -16,7 +17,7 @@ from mmrl.runtime.tensors import masked_mean, within
 
 
 @dataclass(frozen=True)
-class TemporalBonus(PlainShaping):
+class TemporalBonus(PlainShaping, Beside):
     """Adds `temporal`: bonus where r > correct_above, if mean r >= ratio * mean r of the probes (T-GRPO, arXiv:2503.21776).
 
     r is one reward of a group's samples, the probes are those drawn with shuffled frames. With a single binary reward the bonus
@@ -33,6 +34,8 @@ class TemporalBonus(PlainShaping):
     """Share of the probes' mean that the mean of the samples in order must reach."""
     correct_above: Number = 0.1
     """The reward above which a sample counts as correct."""
+
+    planners = ("Probed",)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy, weight = reward_column(scores, self, self.reward)
@@ -101,13 +104,15 @@ class SoftReward(PlainShaping):
 
 
 @dataclass(frozen=True)
-class InjectedScale(PlainShaping):
+class InjectedScale(PlainShaping, Beside):
     """Adds `<reward>_scaled`: scale * r for injected samples, r for the policy's own (TempSamp-R1's "reward downscaling")."""
 
     reward: str | None = None
     """None: the first reward."""
     scale: NonNegative = 0.8
     """Factor of an injected sample's reward."""
+
+    planners = ("WithTruth", "WithExpert", "Refinements")
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.algorithms.objectives.given import number_at
 from mmrl.algorithms.views import SEEN
 from mmrl.algorithms.weights.aggregate import PlainWeight
 from mmrl.core.hooks import PartHooks, WeightHooks
@@ -82,14 +83,8 @@ class RolloutCorrection(PartHooks):
         log_ratio = sampler_gap(batch)
         if self.mode.startswith("sequence"):
             log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
-        ratio = log_ratio.exp()
-        if self.low is None and self.high is None:
-            return ratio
-        if self.mode.endswith("truncate"):
-            return ratio.clamp(self.low, self.high)
-        too_low = ratio < self.low if self.low is not None else torch.zeros_like(ratio, dtype=torch.bool)
-        too_high = ratio > self.high if self.high is not None else torch.zeros_like(ratio, dtype=torch.bool)
-        return ratio.masked_fill(too_low | too_high, 0.0)
+        ratio, low, high = log_ratio.exp(), self.low or 0.0, self.high or math.inf
+        return ratio.clamp(low, high) if self.mode.endswith("truncate") else ratio.where((ratio >= low) & (ratio <= high), 0.0)
 
 
 @dataclass(frozen=True)
@@ -406,22 +401,13 @@ class Difficulty(PlainWeight):
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         """Raises ValueError when a prompt has no number in that column."""
-        values = torch.tensor([self._of(group.prompt) for group, _ in batch.rollouts.samples()])
+        values = torch.tensor([number_at(group.prompt, self.column) for group, _ in batch.rollouts.samples()])
         return values.to(batch.advantages)[:, None].expand_as(batch.advantages)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt without a number in that column."""
         for prompt in prompts:
-            self._of(prompt)
-
-    def _of(self, prompt: Prompt) -> float:
-        value = prompt.columns.get(self.column)
-        if not isinstance(value, int | float):
-            raise ValueError(
-                f"prompt {prompt.id!r} has {value!r} in column {self.column!r}, which Difficulty weighs rollouts by: "
-                "give every row of the data set a number there, or name another column"
-            )
-        return float(value)
+            number_at(prompt, self.column)
 
 
 @runtime_checkable

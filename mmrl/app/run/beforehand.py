@@ -10,10 +10,8 @@ from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.algorithm import OF_SCORES
 from mmrl.algorithms.planners.begun import Wordings
-from mmrl.algorithms.planners.hints import AskedHalves
 from mmrl.algorithms.samplers.learned import NearestValue
 from mmrl.algorithms.shaping.reference import Agreement
-from mmrl.algorithms.shaping.thinking import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.block import Template
 from mmrl.answers.needs import Need
@@ -144,16 +142,9 @@ def check_named_rewards(config: RunConfig) -> None:
 
 
 def check_companions(config: RunConfig) -> None:
-    """Refuse bonuses that compare samples which a planner asks for, where another one plans."""
+    """Refuse a bonus for answers to other wordings than the planner asks."""
     algorithm, planner = config.algorithm.algorithm, config.algorithm.algorithm.planner
     for part in algorithm.shaping:
-        halves = isinstance(part, WhereToolsHelp) and part.asked
-        wanted = AskedHalves if halves else Wordings if isinstance(part, Agreement) else None
-        if wanted is not None and not isinstance(planner, wanted):
-            raise ValueError(
-                f"algorithm {config.algorithm.label}: {type(part).__name__} compares samples that the planner {wanted.__name__} "
-                f"asks for, and algorithm.planner is {type(planner).__name__}: set algorithm.planner.kind = {wanted.__name__!r}"
-            )
         if isinstance(part, Agreement) and isinstance(planner, Wordings) and part.column != planner.column:
             raise ValueError(
                 f"algorithm {config.algorithm.label}: Agreement counts wordings in the column {part.column!r}, and the planner "

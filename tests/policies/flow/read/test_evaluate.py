@@ -115,11 +115,7 @@ def slow_velocity(policy: FlowPolicy, text: str, x: Tensor, timestep: float, gui
             ).sample[0]
         embeds, mask = pipeline.encode_prompt(prompt, max_sequence_length=tokens)
         return transformer(
-            x[None],
-            encoder_hidden_states=embeds,
-            encoder_hidden_states_mask=mask,
-            timestep=time / 1000,
-            img_shapes=[[(1, 2, 2)]],
+            x[None], encoder_hidden_states=embeds, encoder_hidden_states_mask=mask, timestep=time / 1000, img_shapes=[[(1, 2, 2)]]
         ).sample[0]
 
     conditional = one(text)

@@ -94,11 +94,7 @@ def sd3_errors(policy: FlowPolicy, trace: FlowTrace, texts: list[str]) -> Tensor
         texts, None, None, device="cpu", do_classifier_free_guidance=False, max_sequence_length=TOKENS["sd3"]
     )
     predicted = policy.pipeline.transformer(
-        hidden_states=noisy,
-        timestep=sigmas * 1000,
-        encoder_hidden_states=embeds,
-        pooled_projections=pooled,
-        return_dict=False,
+        hidden_states=noisy, timestep=sigmas * 1000, encoder_hidden_states=embeds, pooled_projections=pooled, return_dict=False
     )[0]
     return ((predicted - (noise - latents)) ** 2).mean(dim=[1, 2, 3])
 
