@@ -1,14 +1,14 @@
 """Times at which forward-process objectives (DiffusionNFT, AWM) noise a finished sample again."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmrl.flow.sigmas import shift_by
-from mmrl.runtime.ranges import Count, Positive, PositiveShare, check_ranges
+from mmrl.runtime.ranges import Count, Positive, PositiveShare, With, check_ranges
 
 TimeKind = Literal["rollout", "uniform", "logit_normal", "discrete", "discrete_with_init", "discrete_wo_init"]
 
@@ -28,7 +28,7 @@ class TimeSampler:
     """Where the times come from: one of the ways above."""
     count: Count = 9
     """Times of every sample."""
-    shift: Positive = 1.0
+    shift: Annotated[Positive, With("kind", "uniform", "logit_normal")] = 1.0
     """Shift of uniform and logit_normal times; 1 = none."""
     reach: PositiveShare = 1.0
     """The part of the way from noise to data that times are taken from: discrete ones have sigma >= 1 - reach."""

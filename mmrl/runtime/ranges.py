@@ -48,6 +48,23 @@ class Range:
         return "" if reached and passed else f"it must be {self.words}{self.why and f' ({self.why})'}"
 
 
+class With:
+    """A setting that changes nothing unless another one of its part has one of these values, or where none are named is set.
+
+    Example: `outer_low: Annotated[Share, With("kept", "ring")] = 0.6`.
+    """
+
+    def __init__(self, other: str, *values: object) -> None:
+        self.other, self.values = other, values
+
+    def fault(self, part: object) -> str:
+        """Why the setting changes nothing in this part; empty where it does."""
+        found = getattr(part, self.other)
+        wanted = f" = {' or '.join(map(repr, self.values))}" if self.values else ""
+        is_idle = found not in self.values if self.values else not found
+        return f"it counts with {self.other}{wanted} alone, and {self.other} is {found!r}: leave it out" if is_idle else ""
+
+
 Number = Annotated[float, Range()]
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(0)]
@@ -65,14 +82,15 @@ Seed = Annotated[int, Range(0, 2**32 - 1)]
 
 
 def check_ranges(part: object) -> None:
-    """Refuse numbers out of range in the fields of a dataclass; to be its `__post_init__`, or the first line there.
+    """Refuse numbers out of range in the fields of a dataclass, and settings that change nothing; to be its `__post_init__`.
 
     Raises ValueError naming class, field, value and range.
     """
     cls = type(part)
     for name, hint in hints_of(cls).items():
         value = getattr(part, name)
-        fault = fault_of(hint, value)
+        marks = get_args(hint) if value != getattr(cls, name, value) else ()
+        fault = fault_of(hint, value) or next(filter(None, (one.fault(part) for one in marks if isinstance(one, With))), "")
         if fault:
             raise ValueError(f"{cls.__name__}.{name} is {value!r}: {fault}")
 

@@ -17,14 +17,18 @@ import torch
 from mmrl.algorithms.advantages.group import BySign, GroupNorm, Halves
 from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.advantages.segments import BudgetRelative
+from mmrl.algorithms.advantages.spread import Bundles
+from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import SteadyDecay, WarmDecay
 from mmrl.algorithms.miners import Difficulty
 from mmrl.algorithms.objectives.flow import RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching
+from mmrl.algorithms.objectives.given import Preference
+from mmrl.algorithms.objectives.off_policy import Rec, VarianceBound
 from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL, Surprise
-from mmrl.algorithms.objectives.regression import AdvantageRegression
-from mmrl.algorithms.objectives.surrogates import Cispo, Clip, ClipCov, Dppo, Gmpo, KlCov, Reinforce, Vespo
+from mmrl.algorithms.objectives.regression import AdvantageRegression, ValueFit
+from mmrl.algorithms.objectives.surrogates import Cispo, Clip, ClipCov, Dppo, Gmpo, KlCov, Reinforce, Vespo, WithRefinements
 from mmrl.algorithms.planners.base import DynamicSampling, Once
 from mmrl.algorithms.planners.begun import Budgets
 from mmrl.algorithms.planners.flow import SampleFrom
@@ -33,13 +37,15 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.thinking import LengthBudget, ModePays, OverlongPenalty
 from mmrl.algorithms.shaping.video import SoftReward
 from mmrl.algorithms.weights.aggregate import FirstApart, FixedLength, TokenMean
-from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
+from mmrl.algorithms.weights.importance import AttentionRhythm, HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.app.config.algorithm import kinds
 from mmrl.app.plugins.catalog import preset_documents
 from mmrl.core.hooks import TermHooks
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
 from mmrl.core.readings import ENTROPY, GROUP_DIVERGENCE, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.types import ClipRange, Credit, Reading, Rollouts, Scope, Scores
+from mmrl.flow.schedules import OneStep
+from mmrl.flow.times import TimeSampler
 from tests.support.each import for_each
 from tests.support.fakes import FakeTextPolicy
 from tests.support.refused import refused
@@ -126,7 +132,22 @@ SETTINGS: list[tuple[Callable[[], Any], str]] = [
     (lambda: PRESETS["thinkless"].with_length(1), "max_new_tokens is 1: raise it"),
     (lambda: PromptHistory(least=20), r"least is 20, but only 16 rewards of a prompt are remembered: set advantage\.least"),
     (lambda: Difficulty(low=0.6, high=0.4), r"low is 0\.6 and high is 0\.4: no share of right samples lies between"),
-    (lambda: Clip(token_gradient=True), "set level='rollout'"),
+    (lambda: Clip(token_gradient=True), "token_gradient is True: it counts with level = 'rollout' alone, and level is 'action'"),
+    (lambda: Rec(outer_low=0.5), "outer_low is 0.5: it counts with kept = 'ring' alone, and kept is 'one_side': leave it out"),
+    (lambda: Rec(outer_high=3.0), "counts with kept = 'ring'"),
+    (lambda: Rec(temperature=2.0), "counts with weight = 'advantage'"),
+    (lambda: VarianceBound(bound=0.1), r"VarianceBound.bound is 0.1: it counts with rate alone, and rate is 0.0: leave it out"),
+    (lambda: AdvantageMatching("t", power=0.5), "power is 0.5: it counts with weighting = 'ghuber' alone"),
+    (lambda: AdvantageMatching(clip=0.5), "clip is 0.5: it counts with off_policy alone"),
+    (lambda: Preference(rate=1.0), "rate is 1.0: it counts with margin alone"),
+    (lambda: ValueFit(0.9, group=True), "gamma is 0.9: it counts with group = False alone"),
+    (lambda: AttentionRhythm("local", back=3), "back is 3: it counts with kind = 'coupled' alone"),
+    (lambda: Bundles(share="std", most=2.0), "most is 2.0: it counts with share = 'sum_mean' alone"),
+    (lambda: Bundles(quantiles="batch", rate=0.2), "counts with quantiles = 'track' or 'mix' alone"),
+    (lambda: TreeNorm(pruning="best_per_branch"), "counts with kept_chains alone"),
+    (lambda: TimeSampler(shift=3.0), "counts with kind = 'uniform' or 'logit_normal' alone"),
+    (lambda: WithRefinements(high=0.3), "WithRefinements clips nothing: leave low, high, delta and dual out"),
+    (lambda: OneStep(cap=0.45), "counts with dynamics = 'flow_sde' alone, and dynamics is 'wan'"),
     (lambda: Clip(delta=1.1), r"set it above 1 \+ high = 1.2"),
     (lambda: Clip(dual=0.5), "must be above 1"),
     (lambda: HighEntropy(20.0), r"HighEntropy.quantile is 20.*must be above 0 and at most 1"),

@@ -165,7 +165,7 @@ def test_clear_pairs_have_a_larger_beta():
     [
         ({"loss": "hinge", "smoothing": 0.1}, "loss is 'hinge'"),
         ({"loss": "robust", "smoothing": 0.5}, r"smoothing is 0\.5, and robust divides"),
-        ({"loss": "ipo", "beyond": 0.5}, "beyond weighs sums of tokens, and loss is 'ipo'"),
+        ({"loss": "ipo", "beyond": 0.5}, "beyond is 0.5: it counts with loss = .*, and loss is 'ipo'"),
     ],
 )
 def test_settings_of_pairs_that_do_not_go_together(settings: dict[str, Any], message: str):

@@ -112,8 +112,6 @@ class BySign(Beside):
     right_above: Number = 0.5
     """A sample whose total reward is larger is right."""
 
-    min_group_size = 1
-
     def __post_init__(self) -> None:
         check_ranges(self)
         if not (self.right or self.wrong):

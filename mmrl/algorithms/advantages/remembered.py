@@ -129,7 +129,6 @@ class PromptHistory:
     nothing; 0 is parity with the code."""
     clip: Positive | None = 5.0
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]], init=False, compare=False, repr=False)
-    min_group_size = 1
 
     def __post_init__(self) -> None:
         check_ranges(self)

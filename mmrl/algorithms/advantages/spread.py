@@ -22,7 +22,18 @@ from mmrl.algorithms.statistics import (
 )
 from mmrl.core.protocols import State
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import BelowOne, Count, LargeOrNone, NonNegative, Number, Positive, PositiveShare, Range, check_ranges
+from mmrl.runtime.ranges import (
+    BelowOne,
+    Count,
+    LargeOrNone,
+    NonNegative,
+    Number,
+    Positive,
+    PositiveShare,
+    Range,
+    With,
+    check_ranges,
+)
 
 
 @dataclass(frozen=True)
@@ -208,7 +219,7 @@ class Bundles:
     """The upper level."""
     mix: NonNegative | None = 1.5
     """Weight of the tail below the lower level; None: the range measure alone."""
-    rate: Positive = 0.1
+    rate: Annotated[Positive, With("quantiles", "track", "mix")] = 0.1
     """Step size of the tracked quantiles."""
     quantiles: Literal["track", "batch", "mix"] = "track"
     """Which quantiles to use: those tracked over all steps, the bundle's own, or the mean of both."""
@@ -217,12 +228,11 @@ class Bundles:
     std: all of it over the prompt's deviation. score: 0.5 times it where r > 0, else 1.5 times."""
     baseline: bool = False
     """True: add q_low - q_high inside the bracket."""
-    most: Positive = 3.0
+    most: Annotated[Positive, With("share", "sum_mean")] = 3.0
     """Largest |part| of a paper's advantage that a sample gets; ours: without it sums near 0 make parts explode."""
     eps: NonNegative = 1e-6
     """Added to deviations and levels."""
     tracked: dict[float, float] = field(default_factory=dict[float, float], init=False, compare=False, repr=False)
-    min_group_size = 1
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -14,7 +14,7 @@ from mmrl.algorithms.turns import states
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import ORIGIN, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores
-from mmrl.runtime.ranges import NonNegative, Positive, PositiveShare, Range
+from mmrl.runtime.ranges import NonNegative, Positive, PositiveShare, Range, With
 from mmrl.runtime.tensors import within
 
 
@@ -41,7 +41,7 @@ class TreeNorm(PartHooks):
     means over dimensions, so the weights are all but equal."""
     kept_chains: PositiveShare | None = None
     """After the last split only this share of the leaves trains, chosen by `pruning`; None: all of them."""
-    pruning: Literal["extremes", "best_per_branch"] = "extremes"
+    pruning: Annotated[Literal["extremes", "best_per_branch"], With("kept_chains")] = "extremes"
     """extremes: the best and the worst leaves of every group, half of each, an odd one from the worst, and at least two.
     best_per_branch: the best leaves of every branch after the last split, at least one. The code's transitions may be parts of
     chains, ours are whole ones; its first mode keeps the first steps of every chain (Tree.first_half_only)."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,7 +12,7 @@ from mmrl.algorithms.beside import OfPairs
 from mmrl.algorithms.objectives.terms import OfTheGroup, ProportionalToAdvantage, Surrogate, actions_only, mean_square
 from mmrl.core.readings import SIGMA, SOUND_ADVANTAGE, SOUND_FROM, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Positive
+from mmrl.runtime.ranges import NonNegative, Positive, With
 from mmrl.runtime.tensors import within
 
 Error = Literal["velocity", "noise"]
@@ -114,9 +114,9 @@ class AdvantageMatching(ProportionalToAdvantage):
 
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = "ghuber"
     """How the error m counts at time t: one of the five formulas above."""
-    power: NonNegative = 0.25
+    power: Annotated[NonNegative, With("weighting", "ghuber")] = 0.25
     """p, for ghuber."""
-    clip: Positive = 1.0
+    clip: Annotated[Positive, With("off_policy")] = 1.0
     """The ratio counts as at least 1 - clip and at most 1 + clip."""
     off_policy: bool = False
     """True: ratios to the weights that sampled. False: to the policy's own current weights, so that they are 1."""

@@ -17,12 +17,13 @@ from mmrl.algorithms.views import SEEN, Privileged
 from mmrl.core.protocols import View
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS, SCORE, TAUGHT
 from mmrl.core.types import Batch, Prompt, Reading, Rollouts, Scores, Target
-from mmrl.runtime.ranges import CountOrNone, NonNegative, Number, Positive, Range, Share, check_ranges
+from mmrl.runtime.ranges import CountOrNone, NonNegative, Number, Positive, Range, Share, With, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
 Kind = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "nca_pair"]
 MEANS = ("sigmoid_norm", "ipo")
 """Losses of mean log-probabilities."""
+SUMS = ("sigmoid", "hinge", "robust", "apo_zero", "nca_pair")
 TURNED = ("sigmoid", "sigmoid_norm", "robust")
 """Losses that know what a pair costs that is the wrong way round."""
 
@@ -59,34 +60,26 @@ class Preference(OfTheGroup, OfPairs, reads=(LOGPROBS, REF_LOGPROBS)):
     """sigmoid: DPO; sigmoid_norm: of mean log-probabilities; ipo: a square around 1 / (2 beta); hinge: max(0, 1 - beta m)
     (arXiv:2305.10425); robust: unbiased under `smoothing` (arXiv:2403.00409); apo_zero: each completion by itself, up and down
     (arXiv:2408.06266); nca_pair: by itself against 0 (arXiv:2402.05369)."""
-    smoothing: Annotated[float, Range(0, 0.5)] = 0.0
+    smoothing: Annotated[float, Range(0, 0.5), With("loss", *TURNED)] = 0.0
     """The chance that a pair is the wrong way round: that share of the loss is of the pair turned over (cDPO), or is taken off
     (robust). Of these and the sigmoids only."""
     sft: NonNegative = 0.0
     """How much -log p of the chosen, the mean over its tokens, is added (RPO, arXiv:2404.19733)."""
-    beyond: Share = 1.0
+    beyond: Annotated[Share, With("loss", *SUMS)] = 1.0
     """The weight of tokens beyond the length of the pair's shorter completion; below 1 length teaches less (LD-DPO,
     arXiv:2409.06411). Not of mean log-probabilities."""
     margin: str = ""
     """The column with a pair's difference d of rewards: beta becomes beta (1 + dynamic (1 - exp(-rate d))), so that clear pairs
     weigh more (MM-RLHF, arXiv:2502.10391). Rows of a stage `pairs` have `margin`. Empty: beta is the same for all."""
-    dynamic: NonNegative = 0.1
+    dynamic: Annotated[NonNegative, With("margin")] = 0.1
     """How much a clear pair's beta is raised, with `margin`; .1 as in the authors' script (Kwai-YuanQi/MM-RLHF@7c8af1d)."""
-    rate: Positive = 0.5
+    rate: Annotated[Positive, With("margin")] = 0.5
     """How soon, per unit of reward, with `margin`; the authors' code does not show theirs."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.smoothing and self.loss not in TURNED:
-            raise ValueError(
-                f"Preference.smoothing turns the pairs of a sigmoid over, and loss is {self.loss!r}: leave one of them out"
-            )
         if self.smoothing == 0.5 and self.loss == "robust":
             raise ValueError("Preference.smoothing is 0.5, and robust divides by what is left of a pair's side: set it lower")
-        if self.beyond < 1 and self.loss in MEANS:
-            raise ValueError(
-                f"Preference.beyond weighs sums of tokens, and loss is {self.loss!r}, of means: leave one of them out"
-            )
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a pair without a difference of rewards, or with one below 0, where they are asked for."""
@@ -275,7 +268,7 @@ class FollowTeacher(Penalty):
     """Total reward from which a sample is right."""
     ratio_bound: Positive | None = None
     """Values are multiplied by min(policy / old, this), held fixed (2 in SDPO); None: they are not."""
-    gap_bound: NonNegative | None = None
+    gap_bound: Annotated[NonNegative | None, With("form", "sampled")] = None
     """Of sampled: log s - log t is clamped to [-c, c]; None: it is not."""
     weighed: bool = False
     """Do the weights under importance multiply it, as they do surrogates?"""
@@ -291,8 +284,6 @@ class FollowTeacher(Penalty):
                 f"FollowTeacher.form is 'sampled', which knows one token's probability, with beta = {self.beta:g} and top = "
                 f"{self.top}: set beta = 1.0 and top = 0, or form = 'exact'"
             )
-        if self.form == "exact" and self.gap_bound is not None:
-            raise ValueError("FollowTeacher.gap_bound is of the form 'sampled', and form is 'exact': leave it out")
         if self.success_at != 0.5 and not self.routes:
             raise ValueError(
                 "FollowTeacher.success_at says which samples are right, and nothing asks: set rows = 'wrong' or view.column = "

@@ -14,7 +14,7 @@ from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import OfLevel, OldPenalty, Surrogate, actions_only, log_ratio, ratio_metrics
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Positive, Range, Share
+from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, With
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Rec(Surrogate):
     """The range begins at 1 - low."""
     high: NonNegative = 0.2
     """The range ends at 1 + high."""
-    outer_low: Share = 0.6
+    outer_low: Annotated[Share, With("kept", "ring")] = 0.6
     """ring: ratios up to 1 - outer_low train again where A >= 0."""
-    outer_high: NonNegative = 2.0
+    outer_high: Annotated[NonNegative, With("kept", "ring")] = 2.0
     """ring: ratios from 1 + outer_high on train again where A <= 0."""
-    temperature: Positive = 1.0
+    temperature: Annotated[Positive, With("weight", "advantage")] = 1.0
     """Of exp(A / temperature), in units of the advantage."""
 
     @property
@@ -102,7 +102,7 @@ class VarianceBound(Notes, Surrogate):
 
     multiplier: NonNegative = 0.04
     """Weight of the squared distance of a ratio from 1, at the beginning of training."""
-    bound: NonNegative = 0.01
+    bound: Annotated[NonNegative, With("rate")] = 0.01
     """The mean squared distance that is allowed."""
     rate: NonNegative = 0.0
     """Step size of the multiplier; 0: it stays constant."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from mmrl.algorithms.objectives.terms import (
 )
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, REWARD, VALUE
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.runtime.ranges import Count, NonNegative, Positive, Share
+from mmrl.runtime.ranges import Count, NonNegative, Positive, Share, With
 from mmrl.runtime.tensors import masked_mean, within
 
 
@@ -77,7 +77,7 @@ class ValueFit(Penalty):
     The gradient goes on into the policy. Take the advantage ValueGae with it.
     """
 
-    gamma: Share = 1.0
+    gamma: Annotated[Share, With("group", False)] = 1.0
     """What a reward is worth one action earlier."""
     group: bool = False
     """Only before a row's first action, and against the mean reward of its group; the row's actions share the square."""

@@ -26,7 +26,7 @@ from mmrl.algorithms.objectives.terms import (
 from mmrl.algorithms.statistics import uncertainty
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
-from mmrl.runtime.ranges import NonNegative, Number, Positive, Range, Seed, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Number, Positive, Range, Seed, Share, With, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
 Values = tuple[Float[Tensor, "n t"], dict[str, Tensor]]
@@ -54,7 +54,7 @@ class Clip(Clips, ProportionalToAdvantage):
     """The ratio counts as at most 1 + high."""
     level: Level = "action"
     """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
-    token_gradient: bool = False
+    token_gradient: Annotated[bool, With("level", "rollout")] = False
     """GSPO-token: the value is the rollout's ratio, the gradient each action's own; needed when A differs between actions."""
     delta: Annotated[float, Range(above=1)] | None = None
     """Two-sided: the unclipped ratio is at most delta, which bounds A < 0 (INTELLECT-2, arXiv:2505.07291)."""
@@ -63,8 +63,6 @@ class Clip(Clips, ProportionalToAdvantage):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.token_gradient and self.level != "rollout":
-            raise ValueError("Clip.token_gradient spreads a rollout's ratio over its actions: set level='rollout' with it")
         if self.delta is not None and self.delta <= 1 + self.high:
             raise ValueError(f"Clip.delta is {self.delta}, inside the clip range: set it above 1 + high = {1 + self.high}")
 
@@ -264,13 +262,18 @@ class WithRefinements(Clip):
     """-A p / (p + gamma) on injected rows, p the policy's probability; -A ratio on others, unclipped (Critique-GRPO).
 
     arXiv:2506.03106. The gradient of an action is largest at p = gamma and small for rare ones. With `clipped` the other rows are
-    clipped as in Clip; without it the clip's settings do nothing.
+    clipped as in Clip.
     """
 
     gamma: NonNegative = 0.1
     """Where the gradient of an injected action is largest, a probability; 0 would train none."""
     clipped: bool = False
     """True: the policy's own rows are clipped."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.clipped and (self.low, self.high, self.delta, self.dual) != (Clip.low, Clip.high, None, None):
+            raise ValueError("WithRefinements clips nothing: leave low, high, delta and dual out, or set clipped = true")
 
     @property
     def clip_range(self) -> ClipRange:

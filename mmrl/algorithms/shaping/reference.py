@@ -44,16 +44,11 @@ class ReferenceProbability(PartHooks):
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward of this name is there already."""
-        probability = row_values(frozen[REFERENCE_PROBABILITY])
+        probability = frozen[REFERENCE_PROBABILITY][:, 0]
         found = probability >= 0
-        base = row_values(frozen[BASE_PROBABILITY]).clamp(min=0) if self.debias else torch.zeros_like(probability)
+        base = frozen[BASE_PROBABILITY][:, 0].clamp(min=0) if self.debias else torch.zeros_like(probability)
         value = torch.where(found, gain(probability, base, self.floor), 0.0)
         return with_column(scores, self, "reference_probability", value, self.weight)
-
-
-def row_values(reading: Tensor) -> Tensor:
-    """The one value of every row (n,) of a reading that is the same at all of its actions."""
-    return reading[:, 0]
 
 
 def gain(probability: Tensor, base: Tensor, floor: float = 0.0) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast, runtime_checkable
+from typing import Annotated, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,7 +28,7 @@ from mmrl.core.readings import (
     TAUGHT,
 )
 from mmrl.core.types import Batch, Counts, Group, MediaSize, Prompt, Reading, Sample, Scope
-from mmrl.runtime.ranges import Count, Factor, NonNegative, Number, Positive, PositiveShare, Share
+from mmrl.runtime.ranges import Count, Factor, NonNegative, Number, Positive, PositiveShare, Share, With
 from mmrl.runtime.tensors import masked_mean
 
 
@@ -254,11 +254,6 @@ def largest(values: Float[Tensor, " t"], share: float) -> Bool[Tensor, " t"]:
     return chosen
 
 
-def median(values: Float[Tensor, " t"]) -> Tensor:
-    """The middle value, the mean of two where their number is even."""
-    return values.quantile(0.5)
-
-
 @dataclass(frozen=True)
 class Rhythm:
     """How far back every token looks, and how much later tokens look at it."""
@@ -288,7 +283,7 @@ class Rhythm:
     def leaders(self, anchors: Bool[Tensor, " t"], back: int) -> dict[int, int]:
         """Anchor -> the token before it whose jump it follows."""
         steps = steps_of(self.distance)
-        near, jump = median(self.distance), median(steps)
+        near, jump = self.distance.quantile(0.5), steps.quantile(0.5)
         led: dict[int, int] = {}
         for t in map(int, anchors.nonzero()[:, 0]):
             before = steps[max(0, t - back) : t]
@@ -312,9 +307,9 @@ class AttentionRhythm(PlainWeight):
     """Share of a completion's tokens that are chosen."""
     amplify: Factor = 1.5
     """The factor of a chosen token."""
-    back: Count = 2
+    back: Annotated[Count, With("kind", "coupled")] = 2
     """coupled: tokens before an anchor in which a jump may lead to it."""
-    moved: Share = 0.5
+    moved: Annotated[Share, With("kind", "coupled")] = 0.5
     """coupled: the part of an anchor's gain that goes to that jump."""
 
     reads = (ATTENTION_DISTANCE, ATTENTION_INFLUENCE)

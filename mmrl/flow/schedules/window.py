@@ -6,7 +6,7 @@ Samples without trained noise are noised again by training, compared with a teac
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan, steps_
 from mmrl.flow.sigmas import Spacing
 from mmrl.flow.surrogate import SurrogatePath
 from mmrl.flow.times import TimeSampler
-from mmrl.runtime.ranges import Count, CountOrNone, Large, NonNegative, Positive, PositiveShare, Seed, check_ranges
+from mmrl.runtime.ranges import Count, CountOrNone, Large, NonNegative, Positive, PositiveShare, Seed, With, check_ranges
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class OneStep:
     training step."""
     dynamics: DynamicsName = "wan"
     level: NonNegative = 1.0
-    cap: Positive | None = None
+    cap: Annotated[Positive | None, With("dynamics", "flow_sde")] = None
     """With flow_sde: the deviation of the noise is at most this, and the drift that of the smaller noise (LongCat: 0.45)."""
     initial_noise: InitialNoise = "sample"
     share_prefix: bool = False
@@ -252,11 +252,6 @@ class OneStep:
             raise ValueError(
                 f"OneStep has no step from low = {self.low} up to high = {self.high} of {self.num_steps} steps: set "
                 "schedule.low, high and num_steps so that low < high <= num_steps"
-            )
-        if self.cap is not None and self.dynamics != "flow_sde":
-            raise ValueError(
-                f"OneStep.cap is {self.cap:g}, which only flow_sde has, and dynamics is {self.dynamics!r}: set schedule.dynamics "
-                '= "flow_sde", or leave cap out'
             )
 
     def at(self, step: int) -> RolloutPlan:
