@@ -164,7 +164,7 @@ def wrong_address(url: str, folder: Path) -> str:
 def recover(call: Callable[[str, float], object], status: int, good: bytes, folder: Path) -> str:
     """One bad answer, then a good one: asked again, not sooner than a second later."""
     with rude(in_turn(answers(status, b"busy", "Retry-After: 0"), answers(200, good))) as server:
-        outcome = outcome_of(lambda: call(server.url, 10.0))
+        outcome = outcome_of(lambda: call(server.url, LATE_S / 2))
         times = server.times
     assert not isinstance(outcome, Exception) and len(times) == 2, f"the outcome is {outcome!r} after {len(times)} requests"
     assert times[1] - times[0] >= 1.0, f"asked again after {times[1] - times[0]:.2f} s"

@@ -22,13 +22,14 @@ from mmrl.app.plugins.resolve import load
 from mmrl.app.run.build import draw_alike
 from mmrl.core.types import Group, Observation, Prompt, Sample, Scored, Turn
 from mmrl.runtime.blame import RewardUnavailableError
+from mmrl.runtime.net import fetch
 from mmrl.serving.judges.judge import JudgeError
 from mmrl.serving.scorers import painting
 from mmrl.serving.scorers.painting import ImagesServer, Painting, Studio, seed_of, studio_of
 from tests.plugins.conftest import values
 from tests.support.raw_pictures import png_of
 from tests.support.refused import refused
-from tests.support.rude_servers import answers, in_turn, read_request, rude, says
+from tests.support.rude_servers import answers, in_turn, read_request, rude, says, without_pauses
 
 LONGEST = 6
 
@@ -443,10 +444,8 @@ def test_a_server_that_refuses_all_requests_ends_the_run_with_a_sentence(script,
 
 def test_a_server_that_dies_is_asked_again_and_waited_for(monkeypatch):
     """A dropped connection and a 500 are asked again; a closed port is waited for, and the run ends where it stays closed."""
-    from mmrl.serving.judges import judge
-
     pauses = list[float]()
-    monkeypatch.setattr(judge.time, "sleep", pauses.append)
+    monkeypatch.setattr(fetch, "time", without_pauses(pauses.append))
     with rude(in_turn(says(b""), answers(500, b"dying"), draws)) as server:
         (made,) = Studio(painted_by(server.url, retries=3)).pictures([(Prompt("1", "abc"), 0)])
     assert isinstance(made, Sample) and np.asarray(made.image)[0, 0, 0] == 3 and len(pauses) == 2
@@ -463,13 +462,13 @@ def test_a_server_that_dies_is_asked_again_and_waited_for(monkeypatch):
             draws(connection, read_request(connection))
 
     pauses.clear()
-    monkeypatch.setattr(judge.time, "sleep", again)
+    monkeypatch.setattr(fetch, "time", without_pauses(again))
     with socket.socket() as port:
         port.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{port.getsockname()[1]}"
         (made,) = Studio(painted_by(url, retries=1)).pictures([(Prompt("1", "abc"), 0)])
         assert isinstance(made, Sample) and len(pauses) == 4
-    gone = Studio(painted_by(url, retries=1, deadline_s=0.5))
+    gone = Studio(painted_by(url, retries=1, deadline_s=30.0))
     refused(r"cannot be reached.*start it again", gone.pictures, [(Prompt("1", "abc"), 0)], error=RewardUnavailableError)
 
 

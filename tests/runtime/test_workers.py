@@ -14,7 +14,6 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,18 +26,18 @@ from mmrl.runtime import workers
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import within
 from mmrl.runtime.net import fetch
-from mmrl.runtime.net.clocks import away, timed
+from mmrl.runtime.net.clocks import CallClock, away, timed
 from mmrl.runtime.net.loops import loop, wait_for
 from mmrl.runtime.process_state import process_state
 from mmrl.runtime.workers import GUARD, SilentError, WorkerError, WorkerProcess
-from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
+from mmrl.serving.judges.judge import MOST_WAIT_S, Endpoint, Question, ask_for_scores
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from tests.serving.test_reward_server import group_of
 from tests.support.ports import free_ports
 from tests.support.refused import refused
-from tests.support.rude_servers import answers, rude
+from tests.support.rude_servers import answers, rude, without_pauses
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
@@ -76,10 +75,12 @@ def wait_for_a_server(number: int) -> None:
         os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("work", "timeout_s"), [(break_off_the_answer, 3.0), (wait_for_a_server, 1.0)])
-def test_one_that_is_stopped_amid_its_answer_or_while_it_waits_for_a_server_is_killed_too(work: Any, timeout_s: float):
+@pytest.mark.parametrize("work", [break_off_the_answer, wait_for_a_server])
+def test_one_that_is_stopped_amid_its_answer_or_while_it_waits_for_a_server_is_killed_too(work: Any, monkeypatch):
+    """Here the clock stands still for both: the limit of one that is slow to stop is never over before it has."""
+    monkeypatch.setattr(CallClock, "seconds", lambda clock: 0.0)
     with pytest.raises(SilentError) as caught:
-        WorkerProcess(work)(signal.SIGSTOP, timeout_s=timeout_s)
+        WorkerProcess(work)(signal.SIGSTOP, timeout_s=0.1)
     assert caught.value.stopped_by == signal.SIGSTOP
 
 
@@ -202,10 +203,12 @@ def test_an_answer_that_comes_as_the_time_is_over_counts_and_the_next_call_is_an
 
     def late(connection: Connection) -> list[bytes]:
         answer = received(connection)
+        patched.setattr(CallClock, "seconds", lambda clock: 1.0)
         os.waitid(os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT)
         return answer
 
     with monkeypatch.context() as patched:
+        patched.setattr(CallClock, "seconds", lambda clock: 0.0)
         patched.setattr(workers, "receive", late)
         assert process(-2, timeout_s=0.5) == 2
     assert [process(-n) for n in (3, 4)] == [3, 4]
@@ -234,6 +237,11 @@ def test_a_call_without_a_limit_starts_no_thread_of_its_own(monkeypatch: pytest.
 
 
 LIMIT_S, PAUSE_S, DEADLINE_S = 4.0, 4.5, 6.0
+
+
+def pause(seconds: float) -> None:
+    """In place of `time.sleep`: the first pause of a client is longer than the time limit of the reward, and later ones are none."""
+    time.sleep(PAUSE_S if seconds < 2.0 else 0.0)
 
 
 def test_a_clock_stands_still_while_anything_in_its_call_waits():
@@ -276,7 +284,7 @@ def test_who_counts_the_time_elsewhere_is_told_once_and_never_afterwards():
 
 @dataclass(frozen=True)
 class JudgeElsewhere:
-    """Asks a judge from a process of its own, with pauses that are longer than the time limit of the reward."""
+    """Asks a judge from a process of its own, with pauses as here."""
 
     endpoint: Endpoint
 
@@ -284,7 +292,7 @@ class JudgeElsewhere:
         with suppress(fetch.UnreachableError):
             # what loads with the first request takes its time
             fetch.fetch(fetch.HttpRequest("GET", self.endpoint.url), 60.0)
-        fetch.__dict__["time"] = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: time.sleep(PAUSE_S))
+        fetch.__dict__["time"] = without_pauses(pause)
 
     def __call__(self, group: Group) -> list[Scored]:
         return ask_for_scores(self.endpoint, [Question("?") for _ in group.samples], lambda reply: Scored(float(reply.text)))
@@ -304,7 +312,7 @@ def test_a_reward_in_a_process_waits_for_its_server_as_any_other():
             runner.close()
 
     with ThreadPoolExecutor(2) as pool:
-        gone, late = pool.submit(score, addresses[0], DEADLINE_S), pool.submit(score, addresses[1], 120.0)
+        gone, late = pool.submit(score, addresses[0], MOST_WAIT_S), pool.submit(score, addresses[1], 120.0)
         time.sleep(LIMIT_S)
         said = b'{"choices": [{"message": {"content": "7"}, "finish_reason": "stop"}]}'
         with rude(answers(200, said), first + 1):
@@ -313,13 +321,13 @@ def test_a_reward_in_a_process_waits_for_its_server_as_any_other():
 
 
 def test_a_server_that_is_gone_is_waited_for_and_then_stops_the_run(monkeypatch: pytest.MonkeyPatch):
-    """Each try follows the one before after more than the time limit of the reward."""
-    monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: time.sleep(PAUSE_S)))
+    """The second try follows the first after more than the time limit of the reward."""
+    monkeypatch.setattr(fetch, "time", without_pauses(pause))
     address = f"http://127.0.0.1:{free_ports(1)}"
     with pytest.raises(fetch.NoConnectionError):
         # what loads with the first request takes its time
         fetch.fetch(fetch.HttpRequest("GET", address), 60.0)
-    judge = JudgeElsewhere(Endpoint(f"{address}/v1", "m", deadline_s=DEADLINE_S, retries=9)).__call__
+    judge = JudgeElsewhere(Endpoint(f"{address}/v1", "m", deadline_s=MOST_WAIT_S, retries=9)).__call__
 
     def refuse(reward: Any) -> None:
         with pytest.raises(RewardUnavailableError, match=r"does not answer|takes no connections|cannot be reached"):

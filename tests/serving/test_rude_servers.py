@@ -6,15 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from types import ModuleType
 
 import pytest
 
 from mmrl.core.samples import Scored
 from mmrl.runtime.blame import RewardUnavailableError
+from mmrl.runtime.net import fetch
 from mmrl.runtime.net.fetch import LEAST_PAUSE_S, retry_delay
 from mmrl.runtime.net.secrets import hide_in_json, read_secret
-from mmrl.serving import reward_client
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import MOST_WAIT_S, AbsentError, Endpoint, JudgeError, Question, Reply, ask, ask_for_scores
 from mmrl.serving.judges.verdicts import json_object
@@ -26,7 +25,7 @@ from tests.attacks.attack import Attack
 from tests.attacks.client import ATTACKS, COMPLETION, REPLY, WRONG_ADDRESSES
 from tests.serving.test_reward_server import group_of
 from tests.support.ports import free_ports
-from tests.support.rude_servers import RUDE, answers, in_turn, rude
+from tests.support.rude_servers import RUDE, answers, in_turn, rude, without_pauses
 
 PARTS = {
     "reward server: ": 41,
@@ -64,18 +63,17 @@ def test_attacks_on_clients_are_held(attacks: Sequence[Attack], words: str, leas
 
 
 @pytest.mark.parametrize(
-    ("module", "call", "good"),
+    ("call", "good"),
     [
-        (judge, lambda url: ask(Endpoint(url, "m"), [Question("x")])[0], COMPLETION),
-        (reward_client, lambda url: RemoteReward(f"{url}/length").score(group_of("abc")), REPLY),
+        (lambda url: ask(Endpoint(url, "m"), [Question("x")])[0], COMPLETION),
+        (lambda url: RemoteReward(f"{url}/length").score(group_of("abc")), REPLY),
     ],
     ids=["judge", "reward"],
 )
-def test_busy_servers_are_asked_again_a_second_later(module: ModuleType, call: Callable[[str], object], good: bytes, monkeypatch):
+def test_busy_servers_are_asked_again_a_second_later(call: Callable[[str], object], good: bytes, monkeypatch):
     pauses: list[float] = []
-    monkeypatch.setattr(f"{module.__name__}.time.sleep", pauses.append)
+    monkeypatch.setattr(fetch, "time", without_pauses(pauses.append))
     busy = [answers(code, b"busy", "Retry-After: 0") for code in (502, 503, 504, 429)]
-    # rude servers must not sleep: the patch is of the module `time` itself
     with rude(in_turn(*busy, answers(200, good))) as server:
         outcome = call(server.url)
     assert not isinstance(outcome, Exception), outcome
@@ -160,14 +158,16 @@ def test_a_judge_that_is_away_is_waited_for_longer_than_its_retries(monkeypatch:
             if len(pauses) == 7:
                 stack.enter_context(rude(answers(200, COMPLETION), port))
 
-        monkeypatch.setattr(judge.time, "sleep", pause)
+        monkeypatch.setattr(fetch, "time", without_pauses(pause))
         [reply] = ask(Endpoint(f"http://127.0.0.1:{port}/v1", "m", retries=1), [Question("x")])
     assert isinstance(reply, Reply) and len(pauses) == 7 and max(pauses) <= MOST_WAIT_S
 
 
-def test_a_judge_that_stays_away_fails_no_sample(caplog: pytest.LogCaptureFixture):
+def test_a_judge_that_stays_away_fails_no_sample(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """Beyond the deadline the run stops, so that no step trains on what a dead judge left over."""
-    away = Endpoint(f"http://127.0.0.1:{free_ports(1)}/v1", "m", deadline_s=0.5)
+    monkeypatch.setattr(fetch, "time", without_pauses())
+    monkeypatch.setattr(judge, "AWAITED", set[str]())
+    away = Endpoint(f"http://127.0.0.1:{free_ports(1)}/v1", "m", deadline_s=MOST_WAIT_S)
     with pytest.raises(AbsentError, match=r"cannot be reached: .*: start it again"):
         ask_for_scores(away, [Question(str(i)) for i in range(20)], lambda _: Scored(1.0))
     assert issubclass(AbsentError, RewardUnavailableError)
