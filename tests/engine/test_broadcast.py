@@ -34,7 +34,7 @@ from tests.engine.servers import gap, policies_on, server_of
 from tests.engine.test_servers import BOUND, sample_around_a_broken_reset
 from tests.policies.text.test_quantized import in_4_bits, with_adapter
 from tests.support import text_policies
-from tests.support.fake_engines import BROADCAST, FakeEngine, engines, make_environment
+from tests.support.fake_engines import BROADCAST, FakeEngine, engines, impatient, make_environment
 from tests.support.refused import refused
 from tests.support.stored_codes import change_weights
 from tests.support.text_policies import logprobs, mixed, move
@@ -55,8 +55,8 @@ def make(tiny: Callable[[str], str], two: list[FakeEngine]) -> Iterator[Make]:
     """Policies that broadcast their weights to the first `count` servers."""
     with policies_on(two) as made:
 
-        def build(count: int = 2, timeout_s: float = 60.0, lora: LoraSettings | None = None) -> TextPolicy:
-            engine = EngineConfig(url=tuple(one.url for one in two[:count]), sync="broadcast", timeout_s=timeout_s)
+        def build(count: int = 2, lora: LoraSettings | None = None) -> TextPolicy:
+            engine = EngineConfig(url=tuple(one.url for one in two[:count]), sync="broadcast", timeout_s=60.0)
             torch.manual_seed(0)
             config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=engine, lora=lora, sampling=SHORT)
             made.append(TextPolicy(config, parts=text_parts(config)))
@@ -126,19 +126,24 @@ def test_rows_go_to_the_other_server_where_one_has_only_half_of_the_weights(make
     assert len(two[0].told()["wrote"]) > written
 
 
-def test_a_worker_that_stands_still_is_given_up_in_time(make: Make, two: list[FakeEngine]):
-    policy = make(1, timeout_s=3.0)
+def test_a_worker_that_stands_still_is_given_up_in_time(make: Make, two: list[FakeEngine], monkeypatch: pytest.MonkeyPatch):
+    policy = make(1)
     policy.rollout(mixed())
     move(policy)
     two[0].order(stall=True)
-    with pytest.raises(EngineUnavailableError, match=r'not take all weights over the network \(.*policy.engine.sync = "file"'):
-        policy.rollout(mixed())
+    with monkeypatch.context() as patch:
+        impatient(patch)
+        patch.setattr(sync_of(policy), "timeout_s", 3.0)
+        words = r'not take all weights over the network \(.*policy.engine.sync = "file"'
+        refused(words, policy.rollout, mixed(), error=EngineUnavailableError)
     two[0].order()
     assert gap(policy, policy.rollout(mixed())) < BOUND, "and it goes on once the worker does"
 
 
-def test_a_worker_that_does_not_join_is_given_up_in_time(make: Make, two: list[FakeEngine]):
-    policy = make(1, timeout_s=2.0)
+def test_a_worker_that_does_not_join_is_given_up_in_time(make: Make, two: list[FakeEngine], monkeypatch: pytest.MonkeyPatch):
+    policy = make(1)
+    impatient(monkeypatch)
+    monkeypatch.setattr("mmrl.engine.sync.JOIN_S", 2.0)
     two[0].order(deaf=1000)
     refused(r"its 1 worker\(s\) did not join", policy.rollout, mixed(), error=EngineUnavailableError)
 

@@ -95,7 +95,7 @@ def kill_an_install(recipe: Installation) -> str:
         "import sys, time\nfrom pathlib import Path\nfrom mmrl.engine import venv\n"
         "from mmrl.engine.venv import engine_folder\n"
         f"recipe = venv.Installation('cpu', Path({str(recipe.requirements)!r}), ('--no-deps',), 0.001, 0.001, True)\n"
-        "venv.make_venv(engine_folder(), recipe, lambda text: print(text, flush=True))\n"
+        "venv.make_venv(engine_folder(), recipe, lambda text: print(text, flush=True) or time.sleep(600))\n"
     )
     running = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True

@@ -16,7 +16,7 @@ from mmrl.policies.text.settings import EngineConfig
 from mmrl.serving import wire
 from tests.attacks.client import overheard
 from tests.engine.servers import QUESTIONS
-from tests.support.fake_engines import FakeEngine, engines
+from tests.support.fake_engines import FakeEngine, engines, impatient
 from tests.support.rude_servers import Script, answers, echoes, rude
 
 KEYS = {
@@ -38,7 +38,7 @@ box_space = "norm1000"
 sampling = {{ max_new_tokens = 3 }}
 [policy.engine]
 url = ["{engine}"]
-timeout_s = 2.0
+timeout_s = 60.0
 retries = 0
 [data]
 use = "{here}/questions.py"
@@ -47,7 +47,7 @@ use = "{here}/judged.py:judged"
 max_failed = 1.0
 [[reward]]
 use = "{server}/length"
-deadline_s = 2.0
+deadline_s = 60.0
 max_failed = 1.0
 """
 JUDGED = '''
@@ -59,7 +59,7 @@ from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
 def judged(group):
     """What the judge says; a plug-in that writes its key down as if it were an answer."""
     logging.getLogger("mmrl").warning("the hub said %s", os.environ["HF_TOKEN"])
-    endpoint = Endpoint("JUDGE", "m", "JUDGE_KEY", retries=0, deadline_s=2.0)
+    endpoint = Endpoint("JUDGE", "m", "JUDGE_KEY", retries=0, deadline_s=60.0)
     return ask_for_scores(endpoint, [Question("x")] * len(group.samples), lambda reply: Scored(1.0, {reply.text[-30:]: 1.0}))
 '''
 
@@ -102,6 +102,7 @@ def test_no_key_is_shown_or_written(
     name: str, engine: FakeEngine, tiny: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     repeated, judge, reward = TALES[name]
+    impatient(monkeypatch)
     for variable, key in KEYS.items():
         monkeypatch.setenv(variable, key)
     engine.order(repeat=repeated)

@@ -28,7 +28,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import EngineConfig
 from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import gap, policies_on, server_of
-from tests.support.fake_engines import FILES, FakeEngine, engines, make_environment
+from tests.support.fake_engines import FILES, FakeEngine, engines, impatient, make_environment
 from tests.support.refused import refused
 from tests.support.text_policies import ids_of, logprobs, mixed, move, prompts, text_trace
 from tests.support.videos import write_video
@@ -353,8 +353,8 @@ def test_a_thought_that_the_template_opened_and_a_server_did_not_close_answers_n
         assert [scored.value for scored in score(replace(true, samples=tuple(said)))] == [0.0, 1.0]
 
 
-def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(make, two):
-    policy = make(engine={"timeout_s": 0.5})
+def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(make, two, monkeypatch):
+    policy = make()
     expected = tokens(policy.rollout(mixed()))
     two[0].order(hold=True)
     killer = threading.Thread(target=kill_in_a_request, args=(two[0],))
@@ -362,6 +362,7 @@ def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(m
     assert tokens(policy.rollout(mixed())) == expected
     killer.join()
     two[1].process.kill()
+    impatient(monkeypatch)
     refused(r"no engine answers \(.*start it again", policy.rollout, mixed(), error=EngineUnavailableError)
     move(policy)
     refused("no engine answers", policy.rollout, mixed(), error=EngineUnavailableError)

@@ -220,12 +220,14 @@ def test_a_run_waits_for_a_teacher_that_is_started_again(tiny: Tiny, other: str)
         with engines(other, port=port):
             job += [build(configs.load("tiny/image", words)) for _ in range(2)]
             metrics = [job[0].trainer.step()]
-        threading.Timer(1.0, lambda: again.enter_context(engines(other, port=port))).start()
+        starting = threading.Timer(1.0, lambda: again.enter_context(engines(other, port=port)))
+        starting.start()
         metrics.append(job[0].trainer.step())
         state = copy_state(job[0].trainer.state_dict())
         metrics.append(job[0].trainer.step())
         job[1].trainer.load_state_dict(state)
         job[1].trainer.step()
+        starting.join()
     assert all(0 < one["teacher/agreement"] < 1 and one["policy/grad_norm"] > 0 for one in metrics)
     assert all(map(torch.equal, *(one.policy.parameters() for one in job)))
     policy = job[0].policy

@@ -89,13 +89,14 @@ def test_without_packages_the_engines_target_says_so_and_runs_nothing(tmp_path: 
     assert unfit or ("see above" in done.stdout and "where pip looks" in done.stderr)
 
 
-def test_what_takes_too_long_is_stopped_with_all_that_it_started(tmp_path: Path):
-    note = tmp_path / "pid"
-    assert within(3.0, ["sh", "-c", f"echo $$ > {note}; sleep 600 & wait"], dict(os.environ)) is None
+def test_what_takes_too_long_is_stopped_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch):
+    killed, kill = list[int](), os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group) or kill(group, number))
+    assert within(1.0, ["sh", "-c", "sleep 600 & wait"], dict(os.environ)) is None
     until = time.monotonic() + 60
-    while members(int(note.read_text())) and time.monotonic() < until:
+    while members(*killed) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not members(int(note.read_text()))
+    assert not members(*killed)
     assert within(60.0, [sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ)) == 3
 
 

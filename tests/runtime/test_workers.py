@@ -240,7 +240,7 @@ LIMIT_S, PAUSE_S, DEADLINE_S = 4.0, 4.5, 6.0
 
 
 def pause(seconds: float) -> None:
-    """In place of `time.sleep`: the first pause of a client is longer than the time limit of the reward, and later ones are none."""
+    """In place of `time.sleep`: a client's first pause is longer than the time limit of the reward, and later ones are none."""
     time.sleep(PAUSE_S if seconds < 2.0 else 0.0)
 
 

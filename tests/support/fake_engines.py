@@ -7,9 +7,14 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from pytest import MonkeyPatch
+
+from mmrl.engine import fleet
 from tests.support.forked import Beside, beside
 from tests.support.ports import free_ports
 
@@ -68,6 +73,11 @@ def engines(model: str, count: int = 1, more: Sequence[str] = FILES, port: int =
     finally:
         for engine in started:
             engine.process.kill()
+
+
+def impatient(patch: MonkeyPatch) -> None:
+    """Who waits for a server that is away gives up at the first look at the clock, whatever his time limit."""
+    patch.setattr(fleet, "time", SimpleNamespace(monotonic=count(0, 10_000).__next__))
 
 
 def wait_for(engine: FakeEngine) -> None:
