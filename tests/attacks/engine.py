@@ -239,11 +239,7 @@ ATTACKS = [
         for name in ("headers that drip", "endless 102s", "silence", "an endless body", "control characters")
     ),
     *(
-        Attack(
-            "engine",
-            f"{what}: the key comes back with {status}{' in escapes' * escape}",
-            partial(keep_quiet, call, script),
-        )
+        Attack("engine", f"{what}: the key comes back with {status}{' in escapes' * escape}", partial(keep_quiet, call, script))
         for what, call in ({**CALLS, "a pause": partial(called, pause)}).items()
         for status in (200, 302, 401, 500)
         for escape in (False, True)

@@ -147,11 +147,11 @@ def stop_while(number: int, folder: Path) -> str:
         posts = [threading.Thread(target=lambda: found.append(server.post("slow", packed).status_code)) for _ in range(2)]
         for post in posts:
             post.start()
-        while not server.files():
+        while not server.files() or "mmrl_waiting 2" not in server.get("/metrics").text:
             time.sleep(0.05)
         with server.connect() as dripping:
             dripping.sendall(head("POST", "/v1/score/length", "Content-Length: 1000") + b"abc")
-            time.sleep(0.3)
+            server.get("/health")  # a later request: the server has read the one above
             code = server.stop(number)
             for post in posts:
                 post.join()

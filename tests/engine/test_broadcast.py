@@ -134,8 +134,7 @@ def test_a_worker_that_stands_still_is_given_up_in_time(make: Make, two: list[Fa
     with monkeypatch.context() as patch:
         impatient(patch)
         patch.setattr(sync_of(policy), "timeout_s", 3.0)
-        words = r'not take all weights over the network \(.*policy.engine.sync = "file"'
-        refused(words, policy.rollout, mixed(), error=EngineUnavailableError)
+        refused(r'not take all weights over the network \(.*sync = "file"', policy.rollout, mixed(), error=EngineUnavailableError)
     two[0].order()
     assert gap(policy, policy.rollout(mixed())) < BOUND, "and it goes on once the worker does"
 

@@ -3,7 +3,6 @@
 import logging
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import EngineConfig
 from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import gap, policies_on, server_of
-from tests.support.fake_engines import FILES, FakeEngine, engines, impatient, make_environment
+from tests.support.fake_engines import FILES, FakeEngine, engines, impatient, kill_in_a_request, make_environment
 from tests.support.refused import refused
 from tests.support.text_policies import ids_of, logprobs, mixed, move, prompts, text_trace
 from tests.support.videos import write_video
@@ -74,9 +73,8 @@ def tokens(rollouts: Rollouts) -> list[tuple[int, ...]]:
     return [ids_of(sample) for group in rollouts.groups for sample in group.samples]
 
 
-number_of_the_reset = pytest.mark.parametrize(
-    "number", [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.evidence) for n in range(5, 13))]
-)
+NUMBERS = [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.evidence) for n in range(5, 13))]
+number_of_the_reset = pytest.mark.parametrize("number", NUMBERS)
 
 
 def sample_around_a_broken_reset(policy: TextPolicy, engine: FakeEngine, number: int) -> None:
@@ -357,7 +355,7 @@ def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(m
     policy = make()
     expected = tokens(policy.rollout(mixed()))
     two[0].order(hold=True)
-    killer = threading.Thread(target=kill_in_a_request, args=(two[0],))
+    killer = threading.Thread(target=kill_in_a_request, args=(two[0].url,))
     killer.start()
     assert tokens(policy.rollout(mixed())) == expected
     killer.join()
@@ -366,10 +364,3 @@ def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(m
     refused(r"no engine answers \(.*start it again", policy.rollout, mixed(), error=EngineUnavailableError)
     move(policy)
     refused("no engine answers", policy.rollout, mixed(), error=EngineUnavailableError)
-
-
-def kill_in_a_request(engine: FakeEngine) -> None:
-    """SIGKILL to a server that has a request and has not answered it."""
-    while not engine.told()["waiting"]:
-        time.sleep(0.05)
-    engine.process.kill()

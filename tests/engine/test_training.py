@@ -30,7 +30,7 @@ from mmrl.runtime.blame import EngineUnavailableError
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import copy_state
 from tests.engine.servers import QUESTIONS
-from tests.support.fake_engines import FakeEngine, ask, engines, make_environment
+from tests.support.fake_engines import FakeEngine, ask, engines, kill_in_a_request, make_environment
 from tests.support.forked import heard
 from tests.support.launcher import results
 from tests.support.ports import free_ports
@@ -82,13 +82,6 @@ def config(tiny: Callable[[str], str], tmp_path: Path) -> Callable[..., Resolved
 def generator_of(job: Job) -> VllmGenerator:
     assert isinstance(job.policy, TextPolicy) and isinstance(job.policy.generator, VllmGenerator)
     return job.policy.generator
-
-
-def kill_in_a_request(url: str) -> None:
-    """SIGKILL to the server's process, which is not the one that mmrl started but its child, while a request is under way."""
-    while not ask(url, "/fake")["waiting"]:
-        time.sleep(0.05)
-    os.kill(ask(url, "/fake")["pid"], signal.SIGKILL)
 
 
 def test_three_steps_with_a_kill_equal_three_without_and_a_resumed_run(config, tmp_path):

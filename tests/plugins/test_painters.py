@@ -9,7 +9,9 @@ import re
 import socket
 import threading
 import zlib
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +29,10 @@ from mmrl.serving.judges.judge import JudgeError
 from mmrl.serving.scorers import painting
 from mmrl.serving.scorers.painting import ImagesServer, Painting, Studio, seed_of, studio_of
 from tests.plugins.conftest import values
+from tests.support.ports import free_ports
 from tests.support.raw_pictures import png_of
 from tests.support.refused import refused
-from tests.support.rude_servers import answers, in_turn, read_request, rude, says, without_pauses
+from tests.support.rude_servers import answers, in_turn, rude, says, without_pauses
 
 LONGEST = 6
 
@@ -450,24 +453,12 @@ def test_a_server_that_dies_is_asked_again_and_waited_for(monkeypatch):
         (made,) = Studio(painted_by(server.url, retries=3)).pictures([(Prompt("1", "abc"), 0)])
     assert isinstance(made, Sample) and np.asarray(made.image)[0, 0, 0] == 3 and len(pauses) == 2
 
-    def again(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 4:
-            port.listen()
-            threading.Thread(target=answer_once, daemon=True).start()
-
-    def answer_once() -> None:
-        connection, _ = port.accept()
-        with connection:
-            draws(connection, read_request(connection))
-
-    pauses.clear()
-    monkeypatch.setattr(fetch, "time", without_pauses(again))
-    with socket.socket() as port:
-        port.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{port.getsockname()[1]}"
+    port, stack, again = free_ports(1), ExitStack(), count(1)
+    monkeypatch.setattr(fetch, "time", without_pauses(lambda _: next(again) == 4 and stack.enter_context(rude(draws, port))))
+    with stack:
+        url = f"http://127.0.0.1:{port}"
         (made,) = Studio(painted_by(url, retries=1)).pictures([(Prompt("1", "abc"), 0)])
-        assert isinstance(made, Sample) and len(pauses) == 4
+        assert isinstance(made, Sample) and next(again) == 5
     gone = Studio(painted_by(url, retries=1, deadline_s=30.0))
     refused(r"cannot be reached.*start it again", gone.pictures, [(Prompt("1", "abc"), 0)], error=RewardUnavailableError)
 

@@ -77,8 +77,7 @@ def wait_for_a_server(number: int) -> None:
 
 @pytest.mark.parametrize("work", [break_off_the_answer, wait_for_a_server])
 def test_one_that_is_stopped_amid_its_answer_or_while_it_waits_for_a_server_is_killed_too(work: Any, monkeypatch):
-    """Here the clock stands still for both: the limit of one that is slow to stop is never over before it has."""
-    monkeypatch.setattr(CallClock, "seconds", lambda clock: 0.0)
+    monkeypatch.setattr(CallClock, "seconds", lambda clock: 0.0)  # its time is not over before it has stopped itself
     with pytest.raises(SilentError) as caught:
         WorkerProcess(work)(signal.SIGSTOP, timeout_s=0.1)
     assert caught.value.stopped_by == signal.SIGSTOP

@@ -1,7 +1,6 @@
 """A reward server that may be left running, and its client: bombs, bodies nobody wants, slow senders, odd messages, its end."""
 
 import asyncio
-import io
 import os
 import re
 import socket
@@ -319,10 +318,9 @@ def test_files_of_a_request_are_gone_afterwards(tmp_path: Path):
         seen.extend(map(str, group.prompt.media))
         return [float(Path(name).stat().st_size) for name in group.prompt.media]
 
-    file, buffer = tmp_path / "a.png", io.BytesIO()
-    Image.new("RGB", (4, 4)).save(buffer, "PNG")
-    file.write_bytes(buffer.getvalue())
+    file = tmp_path / "a.png"
+    Image.new("RGB", (4, 4)).save(file)
     with serving(looks=looks) as url:
         found = RemoteReward(f"{url}/looks").score(Group(0, Prompt("p", media=(str(file),)), (Sample("a"),)))
-    assert found == [float(len(buffer.getvalue()))]
+    assert found == [float(file.stat().st_size)]
     assert seen[0] != str(file) and not os.path.exists(seen[0])

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -28,7 +30,8 @@ from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.run.folder import RunDir
 from mmrl.runtime.blame import RewardUnavailableError
-from mmrl.serving import wire
+from mmrl.runtime.net import fetch
+from mmrl.serving import reward_client, wire
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import TrainingStoppedError
@@ -37,6 +40,7 @@ from tests.attacks.server import SPECS, TOKEN
 from tests.serving.test_reward_server import group_of
 from tests.support.chains import lines, same
 from tests.support.ports import free_ports
+from tests.support.refused import refused
 
 ROOT = Path(mmrl.__file__).parents[1]
 ENTRY = 'use = "./mine.py"\nbonus = 2.0'
@@ -87,6 +91,7 @@ class Server:
         command = [self.python, "-m", "mmrl", "reward", "serve", str(self.spec)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(command, cwd=self.spec.parent, env=environment)
+        RemoteReward(self.url).connect(wait_s=120.0)
 
     def kill(self) -> None:
         self.process.kill()
@@ -97,7 +102,7 @@ class Server:
 
 def test_a_killed_and_restarted_server_is_waited_for(spec: Path):
     with ThreadPoolExecutor(1) as pool, closing(Server(spec.parent, ENTRY, "mine")) as server:
-        remote = RemoteReward(server.url, deadline_s=60.0).connect(wait_s=60.0)
+        remote = RemoteReward(server.url).connect()
         assert remote.score(group_of("abc")) == [5.0]
         server.kill()
         waiting = pool.submit(remote.score, group_of("abc"))
@@ -147,10 +152,10 @@ def test_a_signal_ends_the_program_and_its_files(tmp_path: Path):
     env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env) as server:
         assert server.stdout is not None
-        url = server.stdout.readline().split('"')[1].rpartition("/")[0]
+        url = server.stdout.readline().split('"')[1].rpartition("/")[0] + "/v1/score/slow"
         found: list[int] = []
         body = wire.pack_group(Group(0, type(group_of().prompt)("p", media=(str(tmp_path / "mine.py"),)), group_of("a").samples))
-        post = threading.Thread(target=lambda: found.append(httpx.post(f"{url}/v1/score/slow", content=body).status_code))
+        post = threading.Thread(target=lambda: found.append(httpx.post(url, content=body, timeout=60).status_code))
         post.start()
         while not list((tmp_path / "tmp").glob("mmrl-reward-*/*")):
             time.sleep(0.02)
@@ -240,23 +245,16 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield running
 
 
-def resolve_run(server: Server, output: Path, deadline_s: float = 120.0) -> configs.Resolved:
+def resolve_run(server: Server, output: Path) -> configs.Resolved:
     table = configs.load("tiny/flow").table
-    table.set(("reward",), [{"use": server.url, "deadline_s": deadline_s}], "test")
+    table.set(("reward",), [{"use": server.url, "deadline_s": 120.0}], "test")
     return configs.resolve(table, [f"output={str(output)!r}", "steps=4", "evaluate_every=0", "evaluation.num_prompts=0"])
 
 
-def after_a_step(run: Path, act: Callable[[], None]) -> threading.Thread:
-    """Act beside the run once it has measured a step."""
-
-    def wait() -> None:
-        while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text().count("\n"):
-            time.sleep(0.02)
-        act()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
+def after_a_step(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Act once a run has measured its first step."""
+    write = RunDir.append
+    patch.setattr(RunDir, "append", lambda run, step, metrics: (write(run, step, metrics), step == 1 and act()))
 
 
 def expect_equal(one: Path, other: Path) -> None:
@@ -267,32 +265,23 @@ def expect_equal(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_and_returns_changes_nothing(server: Server, tmp_path: Path):
+def test_a_server_that_dies_and_returns_changes_nothing_and_one_that_does_not_stops_a_run_that_resumes_exactly(
+    server: Server, tmp_path: Path
+):
     run_training(resolve_run(server, tmp_path / "whole"))
-
-    def disturb() -> None:
-        server.kill()
-        time.sleep(0.5)
-        server.start()
-
-    thread = after_a_step(tmp_path / "broken", disturb)
-    run_training(resolve_run(server, tmp_path / "broken"))
-    thread.join()
+    starting, clock = threading.Timer(0.5, server.start), SimpleNamespace(monotonic=count(0, 50).__next__, sleep=bool)
+    with pytest.MonkeyPatch.context() as patch:
+        after_a_step(patch, lambda: (server.kill(), starting.start()))
+        run_training(resolve_run(server, tmp_path / "broken"))
+    starting.join()
     expect_equal(tmp_path / "broken", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_gone_for_good_stops_with_a_checkpoint_that_resumes_exactly(server: Server, tmp_path: Path):
-    run_training(resolve_run(server, tmp_path / "whole"))
-    thread = after_a_step(tmp_path / "broken", server.kill)
-    with pytest.raises(TrainingStoppedError, match=r"step \d: reward server .* does not answer .*saved after step \d") as stopped:
-        run_training(resolve_run(server, tmp_path / "broken", deadline_s=1.0))
-    thread.join()
-    at = int(re.findall(r"saved after step (\d)", str(stopped.value))[0])
-    assert 1 <= at < 4
+    with pytest.MonkeyPatch.context() as patch:
+        after_a_step(patch, lambda: (server.kill(), *(patch.setattr(of, "time", clock) for of in (fetch, reward_client))))
+        words = r"step 2: reward server .* does not answer .*saved after step 1"
+        refused(words, run_training, resolve_run(server, tmp_path / "gone"), error=TrainingStoppedError)
     server.start()
-    run_training(resolve_run(server, tmp_path / "broken"), resume=tmp_path / "broken")
-    expect_equal(tmp_path / "broken", tmp_path / "whole")
+    run_training(resolve_run(server, tmp_path / "gone"), resume=tmp_path / "gone")
+    expect_equal(tmp_path / "gone", tmp_path / "whole")
 
 
 ENVIRONMENT = ROOT / ".cache" / "mediapipe-env"

@@ -1,6 +1,8 @@
 """Fake vLLM servers for tests: an environment that mmrl can start one from, and servers that run already."""
 
 import json
+import os
+import signal
 import sys
 import time
 import urllib.request
@@ -73,6 +75,13 @@ def engines(model: str, count: int = 1, more: Sequence[str] = FILES, port: int =
     finally:
         for engine in started:
             engine.process.kill()
+
+
+def kill_in_a_request(url: str) -> None:
+    """SIGKILL to the server's process, which is not the one that mmrl started but its child, while a request is under way."""
+    while not ask(url, "/fake")["waiting"]:
+        time.sleep(0.05)
+    os.kill(ask(url, "/fake")["pid"], signal.SIGKILL)
 
 
 def impatient(patch: MonkeyPatch) -> None:
