@@ -16,6 +16,7 @@ from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins.resolve import load
+from mmrl.app.toml.tables import said_last
 from mmrl.engine.server import ServeCommand, judge_command, serve_command
 from mmrl.policies.text.settings import EngineConfig, TextPolicyConfig
 from mmrl.runtime.near import link
@@ -138,7 +139,7 @@ def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], shippe
     every = [replace(one, node=node) for node in range(cluster.nodes if cluster.is_local else 1) for one in (*rewards, *judges)]
     refuse_same_ports(cluster, [*engines, *every])
     overrides = [*engine_overrides([engine.url for engine in engines]), *reward_overrides(config, rewards)]
-    trainers = [trainers_of(cluster, node, hosts, shipped, [*train, *overrides]) for node in range(cluster.nodes)]
+    trainers = [trainers_of(cluster, node, hosts, shipped, said_last([*train, *overrides])) for node in range(cluster.nodes)]
     return Placement(tuple(hosts), (*engines, *every, *trainers, *samplers_of(cluster)), tuple(overrides))
 
 

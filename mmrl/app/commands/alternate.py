@@ -22,7 +22,7 @@ from mmrl.app.run.context import console
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.resume import changed_settings, saved_config
 from mmrl.app.toml.reader import make
-from mmrl.app.toml.tables import Table, Values, dotted_key, leaves, value_at
+from mmrl.app.toml.tables import Table, Values, dotted_key, leaves, said_last, value_at
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.training.checkpoints.save import Checkpoints
 
@@ -65,7 +65,7 @@ class DuetPlayer:
         steps = f"steps={self.steps * turn}"
         if self.run.exists():
             return ["--resume", self.output, steps]
-        return [self.config, *self.overrides, steps, "--output", self.output]
+        return [self.config, *said_last([*self.overrides, steps]), "--output", self.output]
 
 
 @dataclass(frozen=True)

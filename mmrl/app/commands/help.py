@@ -146,15 +146,17 @@ class InOrder(Commands):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command and what follows it; ValueError for an option of one value that is given twice: the last would count."""
+        """The command and what follows it; ValueError for an option of one value, or a key, given twice: the last would count."""
         _, command, rest = found = super().resolve_command(ctx, args)
         if command is None or ctx.resilient_parsing:
             return found
         own = command.context_class(command, parent=ctx, resilient_parsing=True)
-        given = command.make_parser(own).parse_args([*rest])[2]
-        once = [one for one in given if not (one.multiple or getattr(one, "is_flag", False))]
+        values, _, given = command.make_parser(own).parse_args([*rest])
+        once = [one.opts[0] for one in given if not (one.multiple or getattr(one, "is_flag", False))]
+        words = [word for one in given if "KEY=VALUE" in (one.metavar or "") for word in values[one.name] or () if "=" in word]
+        once += [word.partition("=")[0].strip() for word in words]
         if twice := [one for one in once if once.count(one) > 1]:
-            raise ValueError(f"{twice[0].opts[0]} is given twice, and takes one value: leave one of them out")
+            raise ValueError(f"{twice[0]} is given twice, and takes one value: leave one of them out")
         return found
 
 

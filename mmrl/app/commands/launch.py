@@ -22,6 +22,7 @@ from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import check_ranks, with_local_model
 from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.folder import RunDir
+from mmrl.app.toml.tables import said_last
 from mmrl.engine.server import LAUNCHERS, Supervised, free_port
 from mmrl.policies.text.loading import server_model
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -81,7 +82,7 @@ def job_on_ray(resolved: Resolved, given: LaunchArguments) -> RayLaunch:
             "--on ray goes on from the run's folder where a machine is lost: set output to one that all machines see"
         )
     output = (given.resume or Path(config.output)).expanduser().absolute()
-    words = given.arguments if given.resume else [*given.arguments, f"output={json.dumps(str(output))}"]
+    words = given.arguments if given.resume else said_last([*given.arguments, f"output={json.dumps(str(output))}"])
     keys = frozenset(value for key, value, _ in resolved.rows() if key.endswith("_env") and isinstance(value, str) and value)
     own = engine_key(config) or RayLaunch.engine_key
     return RayLaunch(config.cluster, tuple(words), output, given.resume is not None, keys, own)

@@ -110,6 +110,12 @@ def toml_value(text: str) -> object:
         return text
 
 
+def said_last(words: Sequence[str]) -> list[str]:
+    """The words of a command line without every `key=value` whose key a later one says again."""
+    keys = [word.partition("=")[0] for word in words]
+    return [word for i, word in enumerate(words) if "=" not in word or keys[i] not in keys[i + 1 :]]
+
+
 def check_depth(value: object, origin: str, levels: int = 0) -> None:
     """Raises ValueError for more than MOST_LEVELS tables and lists inside each other, of which `levels` are around the value."""
     inside = [value]

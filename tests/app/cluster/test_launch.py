@@ -193,7 +193,7 @@ def test_one_node_of_eight_cards(tmp_path: Path, engine: str, spec: str):
     assert reward.words[1:] == ("-m", "mmrl", "reward", "serve", spec, "--host", "127.0.0.1", "--port", "8533")
     assert trainers.words[1:] == (
         *("-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "4", "--node_rank", "0"),
-        *("--master_addr", "127.0.0.1", "--master_port", "29500", "-m", "mmrl", "train", "tiny/image", *words),
+        *("--master_addr", "127.0.0.1", "--master_port", "29500", "-m", "mmrl", "train", "tiny/image", words[0], *words[2:]),
         'policy.engine.url=["http://127.0.0.1:8100"]',
         *('policy.engine.environment=""', "policy.engine.port=0", 'policy.engine.devices=""', "policy.engine.options=[]"),
     )
