@@ -282,4 +282,9 @@ def _options(row: Row) -> tuple[str, ...]:
     labels = [_LABELLED.match(text) for text in texts]
     if all(label is not None and label[1] == letter for label, letter in zip(labels, LETTERS, strict=False)):
         texts = [_LABELLED.sub("", text, count=1) for text in texts]
+    if twice := next((text for text in texts if texts.count(text) > 1), None):
+        same = " and ".join(letter for letter, text in zip(LETTERS, texts, strict=False) if text == twice)
+        raise ValueError(
+            f"options {same} are alike ({twice[:80]!r}), so that a right answer counts as wrong: write other wordings"
+        )
     return tuple(texts)

@@ -67,6 +67,7 @@ def test_right_options(answer, settings, letters, jsonl):
         ({"answer": "D"}, r"the answer 'D' is none of the options \(A\. a cat"),
         ({"answer": "A", "options": ["B", "A"]}, "both a letter and the wording of option B"),
         ({"answer": "x", "options": ["x", "X"]}, "is the wording of options A and B"),
+        ({"answer": "A", "options": ["A. cat", "B. dog", "C. cat"]}, "options A and C are alike .'cat'.*write other wordings"),
         ({"answer": "A", "options": ["x"]}, r"options must be a list of 2 to 26 texts"),
         ({"answer": "A", "options": {"A": "x", "C": "y"}}, "options are called A, C: call them A, B, .. without a gap"),
         ({"answer": "A", "options": {"text": ["x", "y"], "label": ["B", "A"]}}, "labels of options are B, A: write the options"),

@@ -79,11 +79,11 @@ def test(target: str, settings: Sequence[str] = (), options: RewardTestOptions =
             probes.text_groups(each, style) if style.draws is None else probes.groups_of_drawings(each, style.draws)
             for each in own
         ]
-    found = [examine(one.name, one.function, *groups, one.counted) for one, groups in zip(rewards, made, strict=True)]
+    found = [examine(one, *groups) for one, groups in zip(rewards, made, strict=True)]
     compare_ranges(found)
     if options.served:
         for one, tried, (_, groups) in zip(found, rewards, made, strict=True):
-            one.faults += filter(None, [difference_when_served(tried.name, tried.function, groups)])
+            one.faults += filter(None, [difference_when_served(tried, groups)])
     for one, (_, groups) in zip(found, made, strict=True):
         print_findings(one, len(groups), options.served)
     return not any(one.faults for one in found)
@@ -148,11 +148,17 @@ def one_reward(use: str, settings: Sequence[str], space: Space) -> NamedReward:
 
 
 def tried_alone(reward: RewardConfig, i: int, table: Table, space: Space, name: str) -> NamedReward:
-    """A reward as it is tried, called here whatever its table says; one that would take the policy's space reads this one."""
+    """A reward as it is tried, called as its table says; one that would take the policy's space reads this one.
+
+    ValueError where files, models or servers that it needs are not there.
+    """
     function: Any = read_reward(reward, ("reward", str(i)), table)()
+    if missing := what_is_missing(function):
+        raise ValueError(f"reward {name!r} {missing}")
     if getattr(function, "space", None) == "auto":
         function = replace(function, space=space)
-    return NamedReward(name, function, reward.weight, sources=reward.sources, transform=reward.transform)
+    how = reward.timeout_s, reward.max_failed, reward.call, reward.transform, reward.sources
+    return NamedReward(name, function, reward.weight, *how)
 
 
 def data_of(data: str, file: FileOptions = FileOptions()) -> Shown:
@@ -162,7 +168,8 @@ def data_of(data: str, file: FileOptions = FileOptions()) -> Shown:
     for option, said in (("--as", file.layout), ("--image-root", file.image_root)):
         if said is not None:
             raise ValueError(f"{option} {said} is about a file, and {data} is a data set or no file: leave {option} out")
-    if Path(data).suffix and ".py" not in data:
+    known = [one.name for one in plugins.listing("datasets")]
+    if Path(data).suffix and ".py" not in data and data.partition(":")[0] not in known:
         raise FileNotFoundError(f"no file or folder {data}{link(Path(data))}: check the path")
     table = Table.of({"data": {"use": data}}, "command line")
     return list(islice(load_data(DataConfig(data), ("data",), table), MOST_PROMPTS)), []
@@ -182,8 +189,6 @@ def score(target: str, settings: Sequence[str], data: str, options: ScoreOptions
     if not tasks:
         raise ValueError(f"{data} has no outputs to score: give rows a `completion`, an `image` or a `video`")
     tried = one_reward(target, settings, "norm1000")
-    if missing := what_is_missing(tried.function):
-        raise ValueError(f"reward {tried.name!r} {missing}")
     if len(tasks) < len(found):
         console.print(f"{len(found) - len(tasks)} of {len(found)} rows have no output and are left out", style="yellow")
     runner = RewardRunner([replace(tried, max_failed=1.0, weight=1.0)])

@@ -188,20 +188,30 @@ def data_source(data: str, task: str, option: str = "--data") -> tuple[str, str 
     file = Path(data).expanduser()
     if file.exists():
         usual = str(TASKS[task]["data"]["use"])
-        return (clips_layout(file) or usual) if usual in OF_CLIPS else usual, data
+        return clips_layout(file, task) if usual in OF_CLIPS else usual, data
     known = [listed.name for listed in listing("datasets")]
     if data in known:
         return data, None
     raise FileNotFoundError(f"{option} {data} is no file{near(data)}, and of the data sets {did_you_mean(data, known)}")
 
 
-def clips_layout(file: Path) -> str | None:
-    """The data set that reads clips in the layout that a file has, where its rows say so."""
+def clips_layout(file: Path, task: str) -> str:
+    """The data set that reads the clips of a file, by its rows; the task's own where they do not say.
+
+    ValueError for rows that another task is for.
+    """
+    usual = str(TASKS[task]["data"]["use"])
     try:
-        name = guess(file).data_set
+        found = guess(file)
     except (ValueError, OSError):
-        return None
-    return name if name in (*OF_CLIPS, QUESTIONS) else None
+        return usual
+    if found.data_set in (*OF_CLIPS, QUESTIONS):
+        return found.data_set
+    fits = next((f" (--task {name})" for name, own in TASKS.items() if own["data"]["use"] == found.data_set), "")
+    raise ValueError(
+        f"{file} is read as {found.layout} ({found.summary}): that is data for {found.data_set}{fits}, and --task {task} takes "
+        "questions about clips"
+    )
 
 
 def root_key(data_set: str) -> str:

@@ -65,16 +65,14 @@ class RunData:
     @property
     def steps_wanted(self) -> int | None:
         """The number of the last step; None where nothing says it, or the last stage of a chain may end before."""
-        turns = [self.config["stage"][i] for i, _ in in_turn(chain_of(self.config))] or [self.config]
-        steps = [one.get("steps", value_at(one, "until", "most")) for one in turns if one.get("kind", "rl") in TRAINS]
-        return None if None in steps or "until" in turns[-1] else sum(steps)
+        return last_step(self.config)
 
 
 def load(path: Path | str) -> RunData:
     """Read a run's folder; what is missing or damaged is noted, not fatal.
 
     Raises FileNotFoundError if it holds no run, and ValueError where a line in the middle of a file is not JSON, or config.toml
-    is not TOML.
+    is broken.
     """
     run = RunDir.open(path)
     notices: list[str] = []
@@ -118,6 +116,13 @@ def chain_of(config: Values) -> list[StageSettings]:
     ]
 
 
+def last_step(config: Values) -> int | None:
+    """The number of the last step that a config says; an error of Python's where somebody broke its numbers or stages."""
+    turns = [config["stage"][i] for i, _ in in_turn(chain_of(config))] or [config]
+    steps = [one.get("steps", value_at(one, "until", "most")) for one in turns if one.get("kind", "rl") in TRAINS]
+    return None if None in steps or "until" in turns[-1] else sum(steps)
+
+
 def stages_taken(config: Values, lines: Sequence[Line]) -> list[Span]:
     """The steps of each stage that trained, with its name; of a loop's, with the round."""
     stages, found = chain_of(config), list[Span]()
@@ -149,11 +154,14 @@ def read_config(run: RunDir, notices: list[str]) -> tuple[Values, str]:
         return {}, ""
     text = run.config_file.read_text(encoding="utf-8")
     try:
-        return tomllib.loads(text), text
-    except tomllib.TOMLDecodeError as error:
+        config = tomllib.loads(text)
+        last_step(config)
+    except (KeyError, TypeError, ValueError) as error:
+        what = "not TOML" if isinstance(error, tomllib.TOMLDecodeError) else "broken in steps or [[stage]]"
         raise ValueError(
-            f"{run.config_file} is not TOML ({error}): restore it, or delete it to get a report without settings"
+            f"{run.config_file} is {what} ({error}): restore it, or delete it to get a report without settings"
         ) from None
+    return config, text
 
 
 def is_evaluation(line: Line) -> bool:

@@ -5,7 +5,7 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -70,26 +70,20 @@ class Findings:
         return f": not surely more, on {len(self.values)} prompts; try more of them" if ahead else ""
 
 
-def examine(
-    name: str,
-    reward: Callable[..., object],
-    names: Sequence[str],
-    groups: Sequence[Group],
-    counted: Callable[[float], float] = float,
-) -> Findings:
+def examine(tried: NamedReward, names: Sequence[str], groups: Sequence[Group]) -> Findings:
     """Score all probes several times and look for what is wrong with the answers."""
-    need = need_of(reward)
-    found = Findings(name, names, counted=counted, needs_answer=need is None or "answer" in need.prompts)
+    need = need_of(tried.function)
+    found = Findings(tried.name, names, counted=tried.counted, needs_answer=need is None or "answer" in need.prompts)
     try:
-        pickle.dumps(reward)
+        pickle.dumps(tried.function)
     except (pickle.PicklingError, TypeError, AttributeError):
         found.picklable = False
     try:
-        found.values, found.status, _ = probe_scores(name, reward, groups)
+        found.values, found.status, _ = probe_scores(tried, groups)
         # the first time includes loading
-        again, _, found.seconds = probe_scores(name, reward, groups)
+        again, _, found.seconds = probe_scores(tried, groups)
         backwards = [replace(group, samples=group.samples[::-1]) for group in reversed(groups)]
-        mirrored, _, _ = probe_scores(name, reward, backwards)
+        mirrored, _, _ = probe_scores(tried, backwards)
     except RewardError as error:
         found.faults.append(f"it breaks the contract: {error}")
         return found
@@ -98,7 +92,7 @@ def examine(
     elif not same(mirrored.flip(0, 1), found.values):
         found.faults.append("its answers depend on the order of prompts or samples: it looks at the first one, or keeps state")
     if bool((found.status == Status.FAILED).all()):
-        found.faults.append(always_fails(name, reward, names, groups[0]))
+        found.faults.append(always_fails(tried, names, groups[0]))
         return found
     found.faults += silent(found)
     found.faults += look_at_pictures(found) if probes.BLANK in names else look_at_texts(found)
@@ -112,11 +106,15 @@ def examine(
     return found
 
 
-def probe_scores(name: str, reward: PlugIn, groups: Sequence[Group]) -> tuple[Tensor, Tensor, list[float]]:
+def called(tried: NamedReward, max_failed: float) -> RewardRunner:
+    """A reward alone, called as in a run, but for remembered answers: two of the same question are compared."""
+    return RewardRunner([NamedReward(tried.name, tried.function, 1.0, tried.timeout_s, max_failed, replace(tried.call, cache=0))])
+
+
+def probe_scores(tried: NamedReward, groups: Sequence[Group]) -> tuple[Tensor, Tensor, list[float]]:
     """Values and status of every probe of every prompt, and seconds per group."""
-    runner = RewardRunner([NamedReward(name, reward, max_failed=1.0)])
     tables, seconds = [], []
-    with silence():
+    with silence(), closing(called(tried, 1.0)) as runner:
         for group in groups:
             start = time.perf_counter()
             tables.append(runner.score([group])[0])
@@ -129,10 +127,10 @@ def silence() -> AbstractContextManager[None]:
     return holding([logging.getLogger("mmrl.rewards")], "disabled", True)
 
 
-def always_fails(name: str, reward: PlugIn, names: Sequence[str], group: Group) -> str:
+def always_fails(tried: NamedReward, names: Sequence[str], group: Group) -> str:
     """Which probes make a reward fail that answers for no group, and what it says."""
-    runner, culprits, said = RewardRunner([NamedReward(name, reward, max_failed=0.0)]), [], ""
-    with silence():
+    culprits, said = [], ""
+    with silence(), closing(called(tried, 0.0)) as runner:
         for probe, sample in zip(names, group.samples, strict=True):
             try:
                 runner.score([replace(group, samples=(sample,))])
@@ -154,7 +152,7 @@ def silent(found: Findings) -> list[str]:
         failed = int((found.status[:, i] == Status.FAILED).sum())
         missing = int((found.status[:, i] == Status.NA).sum())
         if failed:
-            why = "it raises, or answers NaN, or None for some samples of a prompt alone, and None is for whole groups"
+            why = "it raises, or answers NaN, or too late, or None for some of a prompt's samples, and None is for whole groups"
             faults.append(f"it fails on {failed} of {len(found.status)} samples of the kind {probe!r}: {why}")
         if missing and probe == probes.TRUTH:
             faults.append(f"it answers None for {missing} of {len(found.status)} prompts: it does not apply to this data")
@@ -273,11 +271,12 @@ def reach(found: Findings) -> float:
     return high - low
 
 
-def difference_when_served(name: str, reward: PlugIn, groups: Sequence[Group]) -> str | None:
+def difference_when_served(tried: NamedReward, groups: Sequence[Group]) -> str | None:
     """The difference that calling the reward through a server makes; None if it makes none."""
-    here, _, _ = probe_scores(name, reward, groups)
-    with serving({name: Served(name, reward, "")}) as base:
-        there, _, _ = probe_scores(name, RemoteReward(f"{base}/{name}"), groups)
+    here, _, _ = probe_scores(tried, groups)
+    function: PlugIn = tried.function
+    with serving({tried.name: Served(tried.name, function, "")}) as base:
+        there, _, _ = probe_scores(replace(tried, function=RemoteReward(f"{base}/{tried.name}")), groups)
     return None if same(here, there) else f"served scores differ from local ones by up to {float((here - there).abs().max()):.3g}"
 
 

@@ -24,6 +24,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.flow.schedules import RandomSubset
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.training.checkpoints.save import Checkpoints
+from tests.support.refused import refused
 
 pytestmark = pytest.mark.usefixtures("empty_desk")
 
@@ -82,6 +83,9 @@ def test_clips_are_read_by_their_layout(folder: Path):
         one_line("video", "m", name, ["by_type"], []).config.data.use for name in ("train.txt", "captions.json", "rows.jsonl")
     ]
     assert names == ["charades_sta", "activitynet_captions", "video_r1"]
+    Path("rows.jsonl").write_text('{"image": "a.png", "question": "Where?", "box": [1, 2, 3, 4]}\n')
+    said = r"is read as boxes .* grounding_jsonl \(--task grounding\), and --task video takes questions about clips"
+    refused(said, one_line, "video", "m", "rows.jsonl", ["by_type"], [])
 
 
 @pytest.mark.parametrize(("steps", "every"), [(100, 10), (7, 1), (500, 50)])

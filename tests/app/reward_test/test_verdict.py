@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from mmrl.app.reward_test.probes import ProbeRow, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.core.types import MediaSize
 from mmrl.serving.reward_server import Served, serving
+from mmrl.training.rewards.runner import NamedReward
 from tests.support.each import for_each
 from tests.support.refused import refused
 
@@ -98,9 +100,13 @@ BOX_FAULTS: dict[str, tuple[Function, str]] = {
 
 
 def findings(
-    reward: Any, prompts: Sequence[Prompt], style: probes.Style = probes.Style(), counted: Callable[[float], float] = float
+    reward: Any,
+    prompts: Sequence[Prompt],
+    style: probes.Style = probes.Style(),
+    weight: float = 1.0,
+    timeout_s: float | None = None,
 ) -> Findings:
-    return examine("it", reward, *probes.text_groups(prompts, style), counted)
+    return examine(NamedReward("it", reward, weight, timeout_s), *probes.text_groups(prompts, style))
 
 
 def test_faults_of_number_rewards_are_named():
@@ -159,8 +165,8 @@ PICTURE_FAULTS: dict[str, tuple[Function, str]] = {
 
 def test_good_picture_rewards_pass_and_blind_ones_are_noted():
     groups = probes.image_groups(picture_tasks(), 0)
-    assert not examine("it", lambda g: [fits(s.image, g.prompt) for s in g.samples], *groups).faults
-    blind = examine("it", lambda g: [redness(s.image) for s in g.samples], *groups)
+    assert not examine(NamedReward("it", lambda g: [fits(s.image, g.prompt) for s in g.samples]), *groups).faults
+    blind = examine(NamedReward("it", lambda g: [redness(s.image) for s in g.samples]), *groups)
     assert not blind.faults and "does not look at the prompt" in blind.warnings[0]
 
 
@@ -184,14 +190,14 @@ def test_seeded_faults_are_named(kind: str, fault: str):
     """On boxes, on pictures, and on drawn ones where nobody has real ones."""
     faults, groups = FAULTS[kind]
     reward, message = faults[fault]
-    found = "\n".join(examine("it", reward, *groups()).faults)
+    found = "\n".join(examine(NamedReward("it", reward), *groups()).faults)
     assert re.search(message, found), found
 
 
 def test_drawn_pictures_have_the_size_asked_for_and_show_how_far_scores_spread():
     names, groups = probes.groups_of_drawings(DRAWN, (24, 16))
     assert {sample.image.size for group in groups for sample in group.samples} == {(24, 16)} and len(names) == 5
-    found = examine("it", lambda g: [redness(s.image) for s in g.samples], names, groups)
+    found = examine(NamedReward("it", lambda g: [redness(s.image) for s in g.samples]), names, groups)
     drawn = torch.cat([found.of(probes.DRAWN), found.of(probes.REDRAWN)]).std(correction=0)
     assert not found.faults and f"scores of drawn pictures spread by {float(drawn):.3g}, of noise by 0.0" in found.warnings[0]
 
@@ -199,8 +205,8 @@ def test_drawn_pictures_have_the_size_asked_for_and_show_how_far_scores_spread()
 @for_each("weight, others", [(10.0, 1.0), (0.1, 1.0), (0.01, 1.0), (0.0, 1.0), (-0.1, 1.0), (1.0, 0.0)])
 def test_ranges_are_judged_as_they_count(weight, others):
     """One that is wide beside narrow ones is a fault. A reward of weight 0 drowns nothing, and nothing drowns it."""
-    wide = findings(per_text(lambda t, p: 10 * best_iou(t, p)), box_prompts(), counted=lambda score: weight * score)
-    narrow = findings(per_text(best_iou), box_prompts(), counted=lambda score: others * score)
+    wide = findings(per_text(lambda t, p: 10 * best_iou(t, p)), box_prompts(), weight=weight)
+    narrow = findings(per_text(best_iou), box_prompts(), weight=others)
     compare_ranges([wide, narrow])
     assert not narrow.faults and not narrow.picklable, "a lambda"
     assert ["its range is 0 to 10" in fault for fault in wide.faults] == [True] * (weight == 10.0)
@@ -209,9 +215,18 @@ def test_ranges_are_judged_as_they_count(weight, others):
 
 def test_local_and_served_scores_agree_and_a_difference_is_said():
     _, groups = probes.text_groups(box_prompts(4), probes.Style())
-    assert difference_when_served("it", per_text(best_iou), groups) is None
+    assert difference_when_served(NamedReward("it", per_text(best_iou)), groups) is None
     calls = count()
-    assert "differ from local" in str(difference_when_served("it", per_text(lambda t, p: float(next(calls))), groups))
+    assert "differ from local" in str(
+        difference_when_served(NamedReward("it", per_text(lambda t, p: float(next(calls)))), groups)
+    )
+
+
+def test_a_reward_is_called_as_its_table_says():
+    slow = findings(lambda group: sleep(1.0) or [1.0] * len(group.samples), box_prompts(2), timeout_s=0.02)
+    assert "it fails on every sample" in slow.faults[0] and "0.02" in slow.faults[0]
+    tried = tools.one_reward("format", ["timeout_s=3.0", "call.retries=2"], "norm1000")
+    assert (tried.timeout_s, tried.call.retries) == (3.0, 2)
 
 
 @pytest.fixture
@@ -251,7 +266,9 @@ def test_score_ranks_pictures_and_escapes_what_prompts_say(tmp_path: Path, monke
     assert html.count("<img") == 3 and "<script>" not in html and "&lt;script&gt;" in html
 
 
-def test_score_reads_completions_and_counts_what_has_no_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_score_reads_completions_and_counts_what_has_no_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     rows = [
         {"prompt": "how?", "answer": "4", "completions": ["<think>a</think><answer>4</answer>", "5"]},
         {"prompt": "why?", "answer": "x", "completion": "<answer>x</answer>"},
@@ -263,6 +280,10 @@ def test_score_reads_completions_and_counts_what_has_no_score(tmp_path: Path, ca
     out = capsys.readouterr().out
     assert "1 of 3 rows have no output" in out and "kept, best first" in out and "3 scored, mean 1.333, 1 to 2" in out
     refused("no file or folder .*rows.jsonk.*check the path", tools.data_of, f"{file[:-1]}k", error=FileNotFoundError)
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "mine.v2.py").write_text("from mmrl import Prompt\ndef load(): return [Prompt('a', 'one dot')]\n")
+    monkeypatch.chdir(tmp_path)
+    assert [prompt.text for prompt in tools.data_of("mine.v2")[0]] == ["one dot"]
     with pytest.raises(ValueError, match="iou scored none of the 1 outputs"):
         tools.score("iou", [], rows_file(tmp_path, [{"prompt": "what?", "answer": "x", "completion": "x"}]))
 
@@ -384,9 +405,9 @@ def test_a_real_picture_reward_passes_and_the_same_one_without_its_prompt_is_not
         (tmp_path / f"{i}.txt").write_text(wish)
     groups = probes.image_groups(read_tasks(tmp_path), 0)
     proxy = load("image_text_proxy", "rewards")()
-    found = examine("proxy", proxy, *groups)
+    found = examine(NamedReward("proxy", proxy), *groups)
     assert not found.faults and not any("prompt" in note for note in found.warnings)
-    blind = examine("blind", lambda g: proxy(Group(g.id, Prompt("x", "a cat"), g.samples)), *groups)
+    blind = examine(NamedReward("blind", lambda g: proxy(Group(g.id, Prompt("x", "a cat"), g.samples))), *groups)
     assert any("does not look at the prompt" in note for note in blind.warnings)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.app.report.data import load
 from mmrl.app.report.page import script_hash
 from mmrl.app.run.folder import RunDir
 from mmrl.app.watch.page import MOST_NAMES, MOST_POINTS, PROMPTS_SHOWN, RECENT, Feed, MetricTail, Tail
@@ -25,6 +26,7 @@ from mmrl.app.watch.server import Server, greeting, watch
 from tests.app.report.test_page import row
 from tests.security.test_pages import Page, evil_run
 from tests.support.each import for_each
+from tests.support.refused import refused
 from tests.support.runs import write_run
 
 HOLD = """
@@ -293,6 +295,12 @@ def test_a_feed_says_how_far_the_run_is_and_how_long_it_will_take(tmp_path: Path
     run.append(31, {"reward/total": 1.0})
     feed.follow()
     assert feed.seen != seen and feed.data().steps_done == 31
+    for broken in ("stage = 3", "[[stage]]\nname = 'a'", "steps = 'x'", "[[stage]]\nkind = 'rl'\nsteps = 'x'"):
+        run.config_file.write_text(broken)
+        data = feed.data()
+        assert "config.toml is broken in steps or [[stage]]" in data.notices[0]
+        assert feed.state(data)["seconds_left"] != 0 and data.steps_wanted is None
+        refused(r"config.toml is broken in steps or \[\[stage\]\].*restore it, or delete it", load, run.path)
 
 
 def test_a_run_that_resumes_is_read_from_its_start(tmp_path: Path):

@@ -459,6 +459,9 @@ def refuse_other_output(settings: FlowPolicyConfig, family: type[FlowFamily]) ->
             f"policy.seconds is {settings.seconds:g}, but this model draws {what}: leave it out, or take "
             "a Stable Audio 3 for sounds"
         )
+    for side in ("height", "width") if family.draws_sound else ():
+        if (given := getattr(settings, side)) != getattr(FlowPolicyConfig, side):
+            raise ValueError(f"policy.{side} is {given}, but this model draws sounds, whose size is policy.seconds: leave it out")
     if settings.seconds is None and family.draws_sound:
         raise ValueError("this model draws sounds, and policy.seconds does not say how long they are: set it, such as 10.0")
 
