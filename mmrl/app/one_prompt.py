@@ -89,12 +89,7 @@ def draw_boxes(prompt: Prompt, boxes: Sequence[Box], file: Path) -> None:
 
 
 def draw(
-    path: Path,
-    text: str,
-    images: Sequence[Path] = (),
-    step: int | None = None,
-    seed: int | None = None,
-    out: Path | None = None,
+    path: Path, text: str, images: Sequence[Path] = (), step: int | None = None, seed: int | None = None, out: Path | None = None
 ) -> dict[str, object]:
     """Draw a prompt, with pictures to edit, and write the file; the facts of it, as `mmrl draw --json` prints them.
 

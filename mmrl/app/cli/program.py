@@ -65,8 +65,7 @@ def report(run: RunFolder, as_json: AsJson = False) -> None:
 
 
 def watch(
-    run: RunFolder,
-    port: Annotated[int, Option(min=0, max=65535, help="Port of this machine; 0 takes a free one.")] = 8600,
+    run: RunFolder, port: Annotated[int, Option(min=0, max=65535, help="Port of this machine; 0 takes a free one.")] = 8600
 ) -> None:
     """Follow a run in the browser while it trains: curves, newest samples, warnings, time; buttons to stop and to save.
 
@@ -156,8 +155,7 @@ app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
 app.add_typer(environment, name="environment", help="Test and play environments.")
 
 ConfigName = Annotated[
-    str,
-    Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
+    str, Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config)
 ]
 WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "arena", "draw", "ask"}
 """Commands that import the large libraries, which takes seconds."""
@@ -248,9 +246,7 @@ def launch(given: LaunchArguments) -> None:
 
 
 @app.command()
-def alternate(
-    duet: Annotated[Path, Argument(metavar="DUET", help="A TOML file with `turns` and two tables `player`.")],
-) -> None:
+def alternate(duet: Annotated[Path, Argument(metavar="DUET", help="A TOML file with `turns` and two tables `player`.")]) -> None:
     """Train runs that use each other, such as a writer and its painter, in turns; given again, it goes on where it ended."""
     from mmrl.app.commands.alternate import alternate as run_alternate
 

@@ -83,10 +83,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "mmrl train --resume runs/first",
         "mmrl train tiny/image steps=6 --profile 3-5",
     ),
-    "launch": (
-        "mmrl launch tiny/image --dry-run",
-        "mmrl launch tiny/image cluster.trainers=2",
-    ),
+    "launch": ("mmrl launch tiny/image --dry-run", "mmrl launch tiny/image cluster.trainers=2"),
     "alternate": ("mmrl alternate duet.toml",),
     "eval": (
         "mmrl eval runs/first",

@@ -78,8 +78,7 @@ def clear(names: Sequence[str]) -> str:
 
 engine = typer.Typer(no_args_is_help=True)
 Folder = Annotated[
-    Path | None,
-    Option(metavar="FOLDER", help="Its folder (default: engines/ in mmrl's cache, never deleted to make room)."),
+    Path | None, Option(metavar="FOLDER", help="Its folder (default: engines/ in mmrl's cache, never deleted to make room).")
 ]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 

@@ -100,17 +100,11 @@ class TrainArguments(TaskArguments):
 
     card: Annotated[
         str | None,
-        Option(
-            metavar="SIZE",
-            help="With --task: the GPU to fit the run to, as 24GB or RTX 4090 (default: this machine's).",
-        ),
+        Option(metavar="SIZE", help="With --task: the GPU to fit the run to, as 24GB or RTX 4090 (default: this machine's)."),
     ] = None
     output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None
     resume: Resume = None
-    profile: Annotated[
-        str | None,
-        Option(metavar="STEPS", help="Record a Chrome trace of these steps, such as 3 or 3-5."),
-    ] = None
+    profile: Annotated[str | None, Option(metavar="STEPS", help="Record a Chrome trace of these steps, such as 3 or 3-5.")] = None
 
     def absolute(self) -> "TrainArguments":
         """The same words with a config's file, --output and --resume as absolute paths, for a run that goes to another folder."""

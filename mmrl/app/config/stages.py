@@ -22,10 +22,7 @@ OF_THE_CHAIN = ("seed", "deterministic", "steps", "save_every", "save_minutes")
 """Settings of training that all stages share, or that every stage has beside its differences."""
 MERGED = ("optimizer", "health")
 """Tables of which a stage may name single keys; all others it replaces whole."""
-MAY_DIFFER = (
-    *(f.name for f in fields(TrainSettings) if f.name not in OF_THE_CHAIN),
-    *("algorithm", "data", "reward", "sampler"),
-)
+MAY_DIFFER = (*(f.name for f in fields(TrainSettings) if f.name not in OF_THE_CHAIN), *("algorithm", "data", "reward", "sampler"))
 OF_THE_STAGE = tuple(f.name for f in fields(StageSettings) if f.name != "args")
 MEASURED = {"total", "completion_length", "diversity", "source", "by"}
 """What evaluations measure besides rewards."""

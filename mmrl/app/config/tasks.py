@@ -46,11 +46,7 @@ TASKS: dict[str, Values] = {
         "policy": TEXT | {"answer_format": "think", "sampling": {"max_new_tokens": 512}},
         "data": {"use": "qa_jsonl"},
     },
-    "sft": {
-        "algorithm": {"preset": "sft"},
-        "policy": TEXT | {"answer_format": "none"},
-        "data": {"use": "qa_jsonl"},
-    },
+    "sft": {"algorithm": {"preset": "sft"}, "policy": TEXT | {"answer_format": "none"}, "data": {"use": "qa_jsonl"}},
     **{
         kind: {
             "algorithm": {"preset": kind},

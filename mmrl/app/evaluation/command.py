@@ -253,11 +253,7 @@ class ProgressLine:
     """How many prompts are answered: a bar on a terminal, else a line now and then."""
 
     def __init__(
-        self,
-        num_prompts: int,
-        console: Console | None = None,
-        every_s: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, num_prompts: int, console: Console | None = None, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.num_prompts, self.console = num_prompts, console or Terminal(stderr=True)
         self.lines = Lines(self.console, every_s, clock)

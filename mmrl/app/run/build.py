@@ -317,11 +317,7 @@ def in_stage(
 
 
 def build_records(
-    config: RunConfig,
-    run: RunDir | None,
-    space: str | None,
-    ranks: Ranks,
-    watchers: Callable[[RunConfig], Sequence[Callback]],
+    config: RunConfig, run: RunDir | None, space: str | None, ranks: Ranks, watchers: Callable[[RunConfig], Sequence[Callback]]
 ) -> Records:
     if run is None:
         return Records(watchers(config))

@@ -24,14 +24,7 @@ from mmrl.runtime.blame import is_from_outside, place_of, refuse_where
 
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: one may download a model, or wait for a slow reward."""
-DECLARED = (
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-)
+DECLARED = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Where launchers note how many processes they started."""
 REMEDY = "start it with `torchrun --nproc_per_node N -m mmrl ...` or with a file of configs/accelerate"
 NEIGHBOUR = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)

@@ -31,14 +31,7 @@ def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) ->
         stream = file.add_stream("libx264", rate=fps)
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        stream.options = {
-            "crf": str(crf),
-            "preset": "veryfast",
-            "threads": "1",
-            "bf": "0",
-            "g": "16",
-            "x264-params": "mbtree=0",
-        }
+        stream.options = {"crf": str(crf), "preset": "veryfast", "threads": "1", "bf": "0", "g": "16", "x264-params": "mbtree=0"}
         for picture in frames:
             file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         file.mux(stream.encode(None))

@@ -38,12 +38,7 @@ class Guess:
         return f"read as {self.layout}: {self.summary}; {how}"
 
 
-def guess(
-    path: str | Path,
-    columns: Mapping[str, str] = NO_COLUMNS,
-    name: str | None = None,
-    split: str | None = None,
-) -> Guess:
+def guess(path: str | Path, columns: Mapping[str, str] = NO_COLUMNS, name: str | None = None, split: str | None = None) -> Guess:
     """The layout of a file or folder and the data set that reads it; `columns` are our name -> the file's.
 
     Raises FileNotFoundError, or ValueError where it is not what its ending says, has none of the layouts or several, or there is

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 ANNOTATIONS, SUFFIX = "Annotations", ".xml"
 PICTURES = ("JPEGImages", "images")
 SIDES = ("xmin", "ymin", "xmax", "ymax")
-KNOWN = {
-    "": ("filename", "size", "object"),
-    "size": ("width", "height"),
-    "object": ("name", "bndbox"),
-    "object.bndbox": SIDES,
-}
+KNOWN = {"": ("filename", "size", "object"), "size": ("width", "height"), "object": ("name", "bndbox"), "object.bndbox": SIDES}
 """The elements that are read."""
 _SAID = re.compile(r"\s+(?:-?1|0)$")
 LONGEST = 2**24
