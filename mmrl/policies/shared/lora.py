@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, runtime_checkable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mmrl")
 ADAPTER = "default"
 """The name that peft and diffusers give an adapter without one."""
-KEY, PEFT_CONFIG = "policy.lora.adapter", "adapter_config.json"
+KEY, PEFT_CONFIG, PEFT_WEIGHTS = "policy.lora.adapter", "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model.model."
 """What peft puts in front of names of weights."""
 
@@ -145,6 +145,26 @@ def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":
     warn_of_idle_settings(lora, adapter.peft_config[ADAPTER])
     check_adapter_weights(folder, own, get_peft_model_state_dict(adapter, save_embedding_layers=False))
     return adapter
+
+
+def refuse_other_layers(network: "nn.Module", file: Path, prefix: str, place: str) -> None:
+    """Raise ValueError for an adapter whose file's header says that its layers have other sides than the network's.
+
+    `prefix` begins the names in the file; a layer that the network does not call so, and a file without a header, say nothing.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    layers = dict(network.named_modules())
+    with suppress(SafetensorError, OSError), safe_open(file, "pt") as saved:
+        for name in saved.keys():  # noqa: SIM118 - it is no mapping
+            where, _, end = name.removeprefix(prefix).partition(".lora_")
+            weight, shape = getattr(layers.get(where), "weight", None), saved.get_slice(name).get_shape()
+            side = {"A.weight": 1, "B.weight": 0}.get(end)
+            if weight is not None and side is not None and weight.ndim > 1 < len(shape) and weight.shape[side] != shape[side]:
+                raise ValueError(
+                    f"{place} was made for another model: the layer {where} has {shape[side]} {('outputs', 'inputs')[side]} "
+                    f"there and {weight.shape[side]} in this one: take an adapter of this model, or the model that it is of"
+                )
 
 
 def saved_weights(model: "PreTrainedModel", folder: str, key: str = KEY) -> dict[str, "Tensor"]:

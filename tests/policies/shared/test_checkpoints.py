@@ -235,6 +235,20 @@ def test_adapters(whole: dict[str, str], adapters: dict[str, Path], tmp_path: Pa
     refuse(words, kind, whole[kind], lora=lora)
 
 
+@pytest.mark.parametrize(("kind", "side"), [("text", "inputs"), ("text", "outputs"), ("flow", "inputs"), ("flow", "outputs")])
+def test_an_adapter_of_another_model_is_refused_before_weights_load(whole, adapters, tmp_path: Path, kind: str, side: str):
+    folder, model = shutil.copytree(adapters[kind], tmp_path / "adapter"), shutil.copytree(whole[kind], tmp_path / "model")
+    for file in model.rglob("*.safetensors"):
+        file.unlink()
+    (file,) = folder.glob("*.safetensors")
+    weights = load_file(file)
+    name = next(name for name in weights if f".lora_{'A' if side == 'inputs' else 'B'}." in name)
+    save_file(weights | {name: torch.zeros([one + 3 for one in weights[name].shape])}, file, {"format": "pt"})
+    own = weights[name].shape[side == "inputs"]
+    words = ("policy.lora.adapter", "was made for another model", f"has {own + 3} {side} there and {own} in this one")
+    refuse(words, kind, str(model), lora=LoraSettings(adapter=str(folder)))
+
+
 def test_names_of_files_tell_variants(tmp_path: Path):
     names = ("model.safetensors", "model.fp16.safetensors", "model-00001-of-00002.int8.safetensors")
     others = (
