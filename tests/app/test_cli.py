@@ -116,14 +116,13 @@ def test_a_link_that_leads_back_to_itself_is_named_whoever_follows_it(words: tup
         ("plan", "tiny/image", "policy.model=~nobody-here/x"),
         ("train", "--data", "one.jsonl", "--reward", "iou", "--reward", "format", "--data=other.jsonl"),
         ("plan", "tiny/image", "steps=3", "optimizer.lr=1", "steps =4"),
+        ("data", "split", "one.jsonl", "parts", "a=0.5", "b=0.1", "a=0.4"),
     ],
     " ".join,
 )
 def test_the_home_of_nobody_and_a_word_twice_are_no_bugs(words: tuple[str, ...], tmp_path: Path):
     done = mmrl(*words, cwd=tmp_path)
-    twice = next(
-        (f"{one} is given twice, and takes one value" for one in ("--data", "steps") if f"{one}=" in " ".join(words)), ""
-    )
+    twice = next((f"{one} is given twice, and takes" for one in ("--data", "steps", "a") if f" {one}=" in " ".join(words)), "")
     said = twice or "begins with ~ and a name that no user has"
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and said in done.stderr
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmrl.app.run.launch import command_of
 from mmrl.app.run.signals import NUMBERS, handled, is_ignored
 from mmrl.engine.server import Supervised, ask_to_end, kill_group, tail
 from mmrl.engine.wire.client import EngineClient
@@ -142,16 +143,9 @@ def training_processes(watchdog: int) -> list[int]:
     A launcher would give its children 30 s to save before it kills them; asked themselves, they take the time they need.
     """
     below = children(watchdog)
-    found = [pid for child in below for pid in children(child) if is_launcher(child)]
+    launchers = {"torch.distributed.run", "accelerate.commands.launch"}
+    found = [pid for child in below if launchers.intersection(command_of(child)) for pid in children(child)]
     return found or below
-
-
-def is_launcher(pid: int) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(word in (b"torch.distributed.run", b"accelerate.commands.launch") for word in words)
 
 
 def children(pid: int) -> list[int]:

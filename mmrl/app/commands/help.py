@@ -150,8 +150,8 @@ class InOrder(Commands):
         own = command.context_class(command, parent=ctx, resilient_parsing=True)
         values, _, given = command.make_parser(own).parse_args([*rest])
         once = [one.opts[0] for one in given if not (one.multiple or getattr(one, "is_flag", False))]
-        words = [word for one in given if "KEY=VALUE" in (one.metavar or "") for word in values[one.name] or () if "=" in word]
-        once += [word.partition("=")[0].strip() for word in words]
+        several = [one.name for one in given if one.nargs == -1 and "=" in (one.metavar or "")]
+        once += [word.partition("=")[0].strip() for name in several for word in values[name] or () if "=" in word]
         if twice := [one for one in once if once.count(one) > 1]:
             raise ValueError(f"{twice[0]} is given twice, and takes one value: leave one of them out")
         return found

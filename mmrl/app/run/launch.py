@@ -62,7 +62,11 @@ def check_launch(accelerator: Any, environment: Mapping[str, str]) -> None:
     """ValueError where the run would silently be another one than was asked for."""
     world, kind = accelerator.num_processes, accelerator.distributed_type.value
     asked = {name: int(value) for name in DECLARED if (value := environment.get(name, "")).isdigit()}
-    asked |= {"accelerate launch": processes_asked_for(parent_command())} if "ACCELERATE_MIXED_PRECISION" in environment else {}
+    asked |= (
+        {"accelerate launch": processes_asked_for(command_of(os.getppid()))}
+        if "ACCELERATE_MIXED_PRECISION" in environment
+        else {}
+    )
     found = next((name for name in asked if asked[name] > 1), None)
     if world == 1 and found is not None:
         raise ValueError(
@@ -90,10 +94,10 @@ def is_on(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "").lower() in ("1", "true", "yes", "on")
 
 
-def parent_command() -> list[str]:
-    """The words of the command that started this process; none if they cannot be read."""
+def command_of(pid: int) -> list[str]:
+    """The words of the command that started a process; none if they cannot be read."""
     try:
-        return Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
     except OSError:
         return []
 

@@ -209,7 +209,9 @@ def columns_of(prompt: Prompt) -> dict[str, Cell]:
         if key not in (FILE_ROW, *TAUGHT) and (is_json(value) or key in EDITED)
     }
     taught = {name: _path(prompt.columns[key]) for key, name in TAUGHT.items() if key in prompt.columns}
-    line: dict[str, Cell] = {**kept, "id": prompt.id, **media_of(prompt), **taught}
+    shown = list(map(_path, prompt.media))  # of one kind
+    media = {kind_of(prompt.media[0]).name: shown[0] if len(shown) == 1 else shown} if shown else {}
+    line: dict[str, Cell] = {**kept, "id": prompt.id, **media, **taught}
     if has_boxes(prompt):
         boxes = answers_of(prompt)
         line |= {"question": prompt.text, **answer_columns("box", "boxes", prompt, _corners)}
@@ -221,12 +223,6 @@ def columns_of(prompt: Prompt) -> dict[str, Cell]:
         text = "caption" if taught else "instruction" if prompt.media else "prompt"
         line |= {text: prompt.text, **answer_of(prompt)}
     return line
-
-
-def media_of(prompt: Prompt) -> dict[str, Cell]:
-    """The column of its media, with absolute paths; a row holds media of one kind."""
-    shown = list(map(_path, prompt.media))
-    return {kind_of(prompt.media[0]).name: shown[0] if len(shown) == 1 else shown} if shown else {}
 
 
 def _path(media: Cell) -> Cell:

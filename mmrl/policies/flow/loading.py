@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, signature
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single, pipeline_of
 from mmrl.policies.flow.write.sketch import is_number, make_family, sketch_of
 from mmrl.policies.shared.chat_templates import refuse_endless
-from mmrl.policies.shared.lora import KEY, LoraSettings, casting_layers, refuse_other_layers, switch_casts
+from mmrl.policies.shared.lora import LoraSettings, casting_layers, refuse_other_layers, switch_casts
 from mmrl.policies.shared.published import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.runtime.near import near
@@ -45,8 +44,8 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
     """
     check_attention_backend(config.attention_backend)
     described, index, kind = describe(config, own)
-    if sketch_of(kind, index, described) is not None:
-        refuse_other_adapters(config, described.model, index, kind)
+    if sketch_of(kind, index, described) is not None and config.lora is not None and config.lora.adapter is not None:
+        refuse_other_adapter(config.lora.adapter, described.model, index, kind)
     pipeline = load_pipeline(config, index, kind.networks)
     if is_single(config):
         SingleFile(config).refuse_other_prediction(pipeline.scheduler.config)
@@ -63,16 +62,13 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
     return make_family(kind, pipeline, config)
 
 
-def refuse_other_adapters(config: FlowPolicyConfig, model: str, index: Index, kind: type[FlowFamily]) -> None:
-    """Raise for adapters that are not there, or whose layers are those of another model; no weights are loaded for it."""
-    teachers = {f"policy.teachers.{i}.adapter": one.adapter for i, one in enumerate(config.teachers)}
-    places = {KEY: config.lora and config.lora.adapter, **teachers}
-    for name, (key, place) in product(kind.present(index), ((key, place) for key, place in places.items() if place)):
-        cls = getattr(import_module(index[name][0]), index[name][1])
+def refuse_other_adapter(place: str, model: str, index: Index, kind: type[FlowFamily]) -> None:
+    """Raise for an adapter that is not there, or whose layers are those of another model; no weights are loaded for it."""
+    for name in kind.present(index):
+        cls, first = getattr(import_module(index[name][0]), index[name][1]), kind.networks[0]
         with torch.device("meta"):
             network = cls.from_config(cls.load_config(model, subfolder=name))
-        file = adapter_file(place, "" if name == kind.networks[0] else name, key)
-        refuse_other_layers(network, file, f"{kind.networks[0]}.", f"{key} {place!r}")
+        refuse_other_layers(network, adapter_file(place, "" if name == first else name), f"{first}.", place)
 
 
 def describe(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> tuple[FlowPolicyConfig, Index, type[FlowFamily]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mmrl")
 ADAPTER = "default"
 """The name that peft and diffusers give an adapter without one."""
-KEY, PEFT_CONFIG, PEFT_WEIGHTS = "policy.lora.adapter", "adapter_config.json", "adapter_model.safetensors"
+KEY, PEFT_CONFIG = "policy.lora.adapter", "adapter_config.json"
 BASE = "base_model.model."
 """What peft puts in front of names of weights."""
 
@@ -147,6 +147,12 @@ def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":
     return adapter
 
 
+def refuse_other_base(model: "nn.Module", folder: str) -> None:
+    """Raise as `refuse_no_peft` and `refuse_other_layers` do; the model needs no weights."""
+    refuse_no_peft(folder)
+    refuse_other_layers(model, Path(folder).expanduser() / "adapter_model.safetensors", BASE, folder)
+
+
 def refuse_other_layers(network: "nn.Module", file: Path, prefix: str, place: str) -> None:
     """Raise ValueError for an adapter whose file's header says that its layers have other sides than the network's.
 
@@ -158,12 +164,12 @@ def refuse_other_layers(network: "nn.Module", file: Path, prefix: str, place: st
     with suppress(SafetensorError, OSError), safe_open(file, "pt") as saved:
         for name in saved.keys():  # noqa: SIM118 - it is no mapping
             where, _, end = name.removeprefix(prefix).partition(".lora_")
-            weight, shape = getattr(layers.get(where), "weight", None), saved.get_slice(name).get_shape()
-            side = {"A.weight": 1, "B.weight": 0}.get(end)
-            if weight is not None and side is not None and weight.ndim > 1 < len(shape) and weight.shape[side] != shape[side]:
+            own, shape = getattr(getattr(layers.get(where), "weight", None), "shape", ()), saved.get_slice(name).get_shape()
+            side = {"A.weight": 1, "B.weight": 0}.get(end, -1)
+            if side >= 0 and min(len(own), len(shape)) > 1 and own[side] != shape[side]:
                 raise ValueError(
-                    f"{place} was made for another model: the layer {where} has {shape[side]} {('outputs', 'inputs')[side]} "
-                    f"there and {weight.shape[side]} in this one: take an adapter of this model, or the model that it is of"
+                    f"{KEY} {place!r} was made for another model: {where} has {shape[side]} {('outputs', 'inputs')[side]} there "
+                    f"and {own[side]} in this one: take an adapter of this model, or the model that it is of"
                 )
 
 

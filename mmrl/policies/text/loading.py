@@ -14,9 +14,6 @@ from torch import nn
 
 from mmrl.policies.shared.lora import (
     ADAPTER,
-    BASE,
-    KEY,
-    PEFT_WEIGHTS,
     LoraSettings,
     casting_layers,
     check_adapter_weights,
@@ -24,8 +21,7 @@ from mmrl.policies.shared.lora import (
     load_adapter,
     lora_config,
     refuse_dropout,
-    refuse_no_peft,
-    refuse_other_layers,
+    refuse_other_base,
     saved_weights,
     switch_casts,
 )
@@ -84,8 +80,10 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
     if config.variant is not None:
         remote["variant"] = config.variant
     dtype = torch.bfloat16 if half else torch.float32
-    if not frozen:
-        refuse_other_adapters(config, model_config)
+    if not frozen and config.lora is not None and config.lora.adapter is not None:
+        with torch.device("meta"):
+            bare = model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code)
+        refuse_other_base(bare, config.lora.adapter)
     if config.weights == "nf4" or method_of(model_config) is not None:
         refuse_other_codes(model_config, config)
         model: Any = load_quantized(config, model_config, family, dtype, remote)
@@ -107,17 +105,6 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
     if config.lora is not None and config.lora.adapter is None and config.lora.targets != "auto":
         say_where(model, family, config.lora)
     return Loaded(model.eval(), processor, family, adapter, stop_tokens(model, processor.tokenizer), packs)
-
-
-def refuse_other_adapters(config: TextPolicyConfig, model_config: Any) -> None:
-    """Raise for adapters that are not there, or whose layers are those of another model; no weights are loaded for it."""
-    teachers = {f"policy.teachers.{i}.adapter": one.adapter for i, one in enumerate(config.teachers)}
-    places = {KEY: config.lora and config.lora.adapter, **teachers}
-    for key, folder in ((key, folder) for key, folder in places.items() if folder):
-        refuse_no_peft(folder, key)
-        with torch.device("meta"):
-            model = model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code)
-        refuse_other_layers(model, Path(folder).expanduser() / PEFT_WEIGHTS, BASE, f"{key} {folder!r}")
 
 
 def read_processor(config: TextPolicyConfig, family: Family) -> Any:

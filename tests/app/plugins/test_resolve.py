@@ -268,8 +268,7 @@ def standing_alone(group): ...
 
 
 @pytest.mark.parametrize(
-    ("name", "package", "line"),
-    [("mine", "no_such_package", 4), ("tooled", "no_such_tool", 6), ("Judge", "no_such_judge", 11)],
+    ("name", "package", "line"), [("mine", "no_such_package", 4), ("tooled", "no_such_tool", 6), ("Judge", "no_such_judge", 11)]
 )
 def test_a_package_that_is_imported_later_is_missed_at_build(name: str, package: str, line: int, tmp_path: Path):
     (tmp_path / "mine.py").write_text(LACKS)

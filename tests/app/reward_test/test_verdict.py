@@ -99,14 +99,8 @@ BOX_FAULTS: dict[str, tuple[Function, str]] = {
 }
 
 
-def findings(
-    reward: Any,
-    prompts: Sequence[Prompt],
-    style: probes.Style = probes.Style(),
-    weight: float = 1.0,
-    timeout_s: float | None = None,
-) -> Findings:
-    return examine(NamedReward("it", reward, weight, timeout_s), *probes.text_groups(prompts, style))
+def findings(reward: Any, prompts: Sequence[Prompt], style: probes.Style = probes.Style(), **how: Any) -> Findings:
+    return examine(NamedReward("it", reward, **how), *probes.text_groups(prompts, style))
 
 
 def test_faults_of_number_rewards_are_named():
@@ -217,12 +211,8 @@ def test_local_and_served_scores_agree_and_a_difference_is_said():
     _, groups = probes.text_groups(box_prompts(4), probes.Style())
     assert difference_when_served(NamedReward("it", per_text(best_iou)), groups) is None
     calls = count()
-    assert "differ from local" in str(
-        difference_when_served(NamedReward("it", per_text(lambda t, p: float(next(calls)))), groups)
-    )
-
-
-def test_a_reward_is_called_as_its_table_says():
+    counting = NamedReward("it", per_text(lambda t, p: float(next(calls))))
+    assert "differ from local" in str(difference_when_served(counting, groups))
     slow = findings(lambda group: sleep(1.0) or [1.0] * len(group.samples), box_prompts(2), timeout_s=0.02)
     assert "it fails on every sample" in slow.faults[0] and "0.02" in slow.faults[0]
     tried = tools.one_reward("format", ["timeout_s=3.0", "call.retries=2"], "norm1000")
@@ -266,9 +256,7 @@ def test_score_ranks_pictures_and_escapes_what_prompts_say(tmp_path: Path, monke
     assert html.count("<img") == 3 and "<script>" not in html and "&lt;script&gt;" in html
 
 
-def test_score_reads_completions_and_counts_what_has_no_score(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_score_reads_completions_and_counts_what_has_no_score(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch):
     rows = [
         {"prompt": "how?", "answer": "4", "completions": ["<think>a</think><answer>4</answer>", "5"]},
         {"prompt": "why?", "answer": "x", "completion": "<answer>x</answer>"},
@@ -281,8 +269,8 @@ def test_score_reads_completions_and_counts_what_has_no_score(
     assert "1 of 3 rows have no output" in out and "kept, best first" in out and "3 scored, mean 1.333, 1 to 2" in out
     refused("no file or folder .*rows.jsonk.*check the path", tools.data_of, f"{file[:-1]}k", error=FileNotFoundError)
     (tmp_path / "datasets").mkdir()
-    (tmp_path / "datasets" / "mine.v2.py").write_text("from mmrl import Prompt\ndef load(): return [Prompt('a', 'one dot')]\n")
     monkeypatch.chdir(tmp_path)
+    Path("datasets/mine.v2.py").write_text("from mmrl import Prompt\ndef load(): return [Prompt('a', 'one dot')]\n")
     assert [prompt.text for prompt in tools.data_of("mine.v2")[0]] == ["one dot"]
     with pytest.raises(ValueError, match="iou scored none of the 1 outputs"):
         tools.score("iou", [], rows_file(tmp_path, [{"prompt": "what?", "answer": "x", "completion": "x"}]))
