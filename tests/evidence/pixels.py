@@ -180,9 +180,7 @@ def by_gradient(name: str, path: SurrogatePath | None = None) -> Algorithm:
     algorithm = PRESETS[name]
     schedule = cast(Surrogate, algorithm.schedule)
     return replace(
-        algorithm,
-        objective=((1.0, RewardGradient()),),
-        schedule=replace(schedule, num_steps=STEPS, path=path or schedule.path),
+        algorithm, objective=((1.0, RewardGradient()),), schedule=replace(schedule, num_steps=STEPS, path=path or schedule.path)
     )
 
 

@@ -419,6 +419,4 @@ ROWS: list[Row[Any]] = [
     Row("mix_grpo", Finished(small("mix_grpo"), 0.6), Finished(small("mix_grpo")), "the trained weights draw all steps", HACKED),
     Row("ddpo", ALONE, replace(ALONE, advantage=ReinforcePlusPlus()), "the mean of the step for a baseline", UNEVEN),
 ]  # fmt: skip
-ELSEWHERE = {
-    "pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py",
-}
+ELSEWHERE = {"pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py"}

@@ -85,12 +85,7 @@ def byte_tokenizer(named: dict[str, str], others: Sequence[str] = (), bos: str |
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([PAD, TURN, STOP, *([bos] if bos else []), *others, *named.values()])
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=PAD,
-        eos_token=STOP,
-        bos_token=bos,
-        padding_side="left",
-        extra_special_tokens=named,
+        tokenizer_object=backend, pad_token=PAD, eos_token=STOP, bos_token=bos, padding_side="left", extra_special_tokens=named
     )
 
 

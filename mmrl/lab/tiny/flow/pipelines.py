@@ -388,11 +388,7 @@ def qwen_image21() -> HubObject:
 def chroma() -> HubObject:
     """A Chroma with a T5."""
     return hub(
-        "ChromaPipeline",
-        transformer=network("ChromaTransformer2DModel"),
-        vae=autoencoder(),
-        scheduler=scheduler(),
-        **t5_reader(),
+        "ChromaPipeline", transformer=network("ChromaTransformer2DModel"), vae=autoencoder(), scheduler=scheduler(), **t5_reader()
     )
 
 

@@ -78,10 +78,7 @@ class LlavaOnevision(Family):
 
     def placeholders(self, media: Media) -> dict[str, int | None]:
         kinds = self.kinds(media)
-        return {
-            "image": self.num_features(kinds.get("image", {})),
-            "video": self.entries(kinds.get("video", {}), "video"),
-        }
+        return {"image": self.num_features(kinds.get("image", {})), "video": self.entries(kinds.get("video", {}), "video")}
 
     def entries(self, media: Media, kind: str = "image") -> int:
         """Clips have an entry per feature, so that those of different lengths stand side by side."""

@@ -83,8 +83,7 @@ class Reader:
 
 READERS = {
     "image": Reader(
-        lambda media, prompt, encode: encode.pictures(media, prompt.id),
-        lambda pictures, family: {"images": [list(pictures)]},
+        lambda media, prompt, encode: encode.pictures(media, prompt.id), lambda pictures, family: {"images": [list(pictures)]}
     ),
     "video": Reader(
         lambda clip, prompt, encode: encode.videos(clip),
