@@ -148,10 +148,7 @@ def one_reward(use: str, settings: Sequence[str], space: Space) -> NamedReward:
 
 
 def tried_alone(reward: RewardConfig, i: int, table: Table, space: Space, name: str) -> NamedReward:
-    """A reward as it is tried, called as its table says; one that would take the policy's space reads this one.
-
-    ValueError where files, models or servers that it needs are not there.
-    """
+    """A reward as it is tried, in this space where it would take the policy's; ValueError where what it needs is not there."""
     function: Any = read_reward(reward, ("reward", str(i)), table)()
     if missing := what_is_missing(function):
         raise ValueError(f"reward {name!r} {missing}")

@@ -192,10 +192,7 @@ def data_source(data: str, task: str, option: str = "--data") -> tuple[str, str 
 
 
 def clips_layout(file: Path, task: str) -> str:
-    """The data set that reads the clips of a file, by its rows; the task's own where they do not say.
-
-    ValueError for rows that another task is for.
-    """
+    """The data set that reads a file's clips, by its rows, else the task's own; ValueError for rows that another task is for."""
     usual = str(TASKS[task]["data"]["use"])
     try:
         found = guess(file)

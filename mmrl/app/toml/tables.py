@@ -48,7 +48,7 @@ class Table:
         """
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise ValueError(f"{assignment!r} is no override: write key=value, for example optimizer.lr=1e-5")
+            raise ValueError(f"{assignment!r} is no override: write key=value, as in steps=3, and quote names with blanks")
         self.set(tuple(key.strip().split(".")), toml_value(text), COMMAND_LINE)
 
     def set(self, path: KeyPath, value: object, origin: str) -> None:

@@ -9,7 +9,11 @@ from typing import Literal
 Read = Literal["makers", "others", "nowhere"]
 """Where a licence was read in November 2026: on a page of the makers (their model card or repository), on others' pages (a copy's
 card, a review), or nowhere, so that it is from memory."""
-NOTES: dict[Read, str] = {"makers": "", "others": "read on others' pages only", "nowhere": "not checked"}
+NOTES: dict[Read, str] = {
+    "makers": "",
+    "others": "read on others' pages only",
+    "nowhere": "not checked",
+}
 STEMS = "model|pytorch_model|diffusion_pytorch_model"
 FILE = re.compile(rf"(?:{STEMS})(?:\.([^.]+?))?(?:-\d+-of-\d+)?(?:\.([^.]+))?\.(?:safetensors|bin)")
 """`model.fp16.safetensors`, `model.fp16-00001-of-00002.safetensors`, and `model-00001-of-00002.fp16.safetensors`."""
