@@ -118,11 +118,11 @@ def stages_of(resolved: Resolved) -> list[Stage]:
 
 def having_readers(stages: list[Stage]) -> list[Stage]:
     """The stages; raises ValueError where the run has teachers, and no stage follows one."""
-    config = stages[0].resolved.config
-    teachers = getattr(config.policy, "teachers", ())
+    teachers = getattr(stages[0].resolved.config.policy, "teachers", ())
+    labels = ", ".join(dict.fromkeys(stage.resolved.config.algorithm.label for stage in stages))
     if teachers and not any(follows_teachers(stage.resolved.config.algorithm.algorithm) for stage in stages):
         raise ValueError(
-            f"policy.teachers has {len(teachers)} table(s), and nothing in algorithm {config.algorithm.label} reads them: take a "
+            f"policy.teachers has {len(teachers)} table(s), and nothing in algorithm {labels} reads them: take a "
             'preset such as opd or diffusion_opd, a term FollowTeacher or FlowKL with model = "teacher", or remove them'
         )
     return stages
