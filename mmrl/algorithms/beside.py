@@ -10,6 +10,9 @@ from torch import Tensor
 from mmrl.core.protocols import Planner, Term
 from mmrl.core.types import Rollouts, Sample
 
+OWN = ("Once", "SampleFrom", "DynamicSampling", "UntilMixed", "WhereHard", "WhereUncertain", "Tempered", "ByDoubt")
+"""Planners whose rows are all of the policy's own making."""
+
 
 class Parts(Protocol):
     """The facts of an algorithm that a part in it may ask for."""

@@ -1,5 +1,6 @@
-"""Tools for advantages and shapings: which rows count, statistics within groups, Credit from values, columns added to scores."""
+"""Tools for parts: which rows count, statistics of groups, Credit from values, columns of scores and of prompts."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -9,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.core.hooks import AdvantageHooks, PartHooks
-from mmrl.core.types import Credit, Reading, Rollouts, Scores, Status
+from mmrl.core.types import Credit, Prompt, Reading, Rollouts, Scores, Status
 
 EpsMode = Literal["add", "max", "variance"]
 """Where eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps)."""
@@ -27,6 +28,18 @@ class PlainShaping(PartHooks):
     """The declarations of a shaping that reads nothing."""
 
     reads: tuple[Reading, ...] = ()
+
+
+def number_at(prompt: Prompt, column: str, otherwise: float | None = None) -> float:
+    """The number in a prompt's column; raises ValueError where there is none, or it is not finite."""
+    found = prompt.columns.get(column, otherwise)
+    if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
+        return float(found)
+    what = "nothing" if found is None else repr(found)[:80]
+    raise ValueError(
+        f"prompt {prompt.id!r} has {what} in the column {column!r}, where a finite number is needed: write one there, leave "
+        "the row out, or name another column"
+    )
 
 
 def totals_and_keep(scores: Scores) -> tuple[Float[Tensor, " n"], Bool[Tensor, " n"]]:

@@ -7,16 +7,12 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm, OnTop
-from mmrl.algorithms.beside import Beside, Parts
-from mmrl.algorithms.objectives.terms import Surrogate
+from mmrl.algorithms.beside import Beside
 from mmrl.algorithms.statistics import Compared, by_group, is_rounding, moments, standardize, to_credit, totals_and_keep
-from mmrl.core.hooks import AdvantageHooks, TermHooks, with_hooks
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.readings import OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, check_ranges
-
-OWN = ("Once", "SampleFrom", "DynamicSampling", "UntilMixed", "WhereHard", "WhereUncertain", "Tempered", "ByDoubt")
-"""Planners whose rows are all of the policy's own making."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +50,11 @@ class ExpertWhereFew(Compared, Beside):
 
 
 @dataclass(frozen=True)
-class Demonstrated(AdvantageHooks, Beside):
+class Demonstrated(AdvantageHooks):
     """A = 1 at every action of every row, whatever the rewards say: rows without any are kept too."""
 
     unscored: bool = True
     """Is no reward asked? False: rewards are asked and logged, or used by a term that takes their gradient."""
-
-    def check_beside(self, algorithm: Parts) -> None:
-        """Raises ValueError for a surrogate on the policy's own samples, which it would make likelier whatever they are worth."""
-        blind = [
-            type(term).__name__
-            for _, term in algorithm.objective
-            if isinstance(term, Surrogate) or with_hooks(term, TermHooks).silent_without_advantage
-        ]
-        if blind and type(algorithm.planner).__name__ in OWN:
-            raise ValueError(
-                f"algorithm.objective has {blind[0]}, and with the advantage Demonstrated every sample counts as right, whatever "
-                "its reward: leave that term out, or set algorithm.advantage.kind = 'GroupNorm'"
-            )
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         return Credit(torch.ones(rollouts.action_mask.shape), torch.ones(len(rollouts), dtype=torch.bool))

@@ -1,6 +1,5 @@
 """Losses of completions that are given: to imitate, preferred in pairs, scored by a head; and of tokens that a teacher judges."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -13,6 +12,7 @@ from torch.nn.functional import logsigmoid
 from mmrl.algorithms.beside import OfPairs
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import OfTheGroup, Penalty, Surrogate, actions_only, log_ratio
+from mmrl.algorithms.statistics import number_at
 from mmrl.algorithms.views import SEEN, Privileged
 from mmrl.core.protocols import View
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS, SCORE, TAUGHT
@@ -230,18 +230,6 @@ def by_row(batch: Batch, number: Callable[[Prompt], float]) -> Float[Tensor, " n
     """The number of a prompt, for every row of its group."""
     prompts = {group.id: group.prompt for group in batch.rollouts.groups}
     return torch.tensor([number(prompts[int(i)]) for i in batch.rollouts.group_ids], dtype=torch.float)
-
-
-def number_at(prompt: Prompt, column: str, otherwise: float | None = None) -> float:
-    """The number in a prompt's column; raises ValueError where there is none, or it is not finite."""
-    found = prompt.columns.get(column, otherwise)
-    if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
-        return float(found)
-    what = "nothing" if found is None else repr(found)[:80]
-    raise ValueError(
-        f"prompt {prompt.id!r} has {what} in the column {column!r}, where a finite number is needed: write one there, leave "
-        "the row out, or name another column"
-    )
 
 
 @dataclass(frozen=True)

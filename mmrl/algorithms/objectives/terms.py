@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.algorithms.beside import OWN, Beside, Parts
 from mmrl.core.hooks import TermHooks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import ClipRange, Reading, Scope
@@ -56,8 +57,17 @@ class Declared(TermHooks):
         return "action"
 
 
-class Surrogate(Declared):
+class Surrogate(Declared, Beside):
     """A term that takes credit."""
+
+    def check_beside(self, algorithm: Parts) -> None:
+        """Raises ValueError beside Demonstrated on own samples, which it would make likelier whatever they are worth."""
+        super().check_beside(algorithm)
+        if type(algorithm.advantage).__name__ == "Demonstrated" and type(algorithm.planner).__name__ in OWN:
+            raise ValueError(
+                f"algorithm.objective has {type(self).__name__}, and with the advantage Demonstrated every sample counts as "
+                "right, whatever its reward: leave that term out, or set algorithm.advantage.kind = 'GroupNorm'"
+            )
 
     @property
     def credited(self) -> bool:

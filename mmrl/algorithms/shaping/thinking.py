@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.beside import SHARES, Beside, OfBudgets, Parts, exit_of, part_numbers, worth_of
-from mmrl.algorithms.objectives.given import number_at
-from mmrl.algorithms.statistics import PlainShaping, by_group, instead, reward_column, totals_and_keep, with_column
+from mmrl.algorithms.statistics import PlainShaping, by_group, instead, number_at, reward_column, totals_and_keep, with_column
 from mmrl.algorithms.turns import uses
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY

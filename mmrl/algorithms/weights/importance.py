@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.given import number_at
+from mmrl.algorithms.statistics import number_at
 from mmrl.algorithms.views import SEEN
 from mmrl.algorithms.weights.aggregate import PlainWeight
 from mmrl.core.hooks import PartHooks, WeightHooks
@@ -84,7 +84,9 @@ class RolloutCorrection(PartHooks):
         if self.mode.startswith("sequence"):
             log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
         ratio, low, high = log_ratio.exp(), self.low or 0.0, self.high or math.inf
-        return ratio.clamp(low, high) if self.mode.endswith("truncate") else ratio.where((ratio >= low) & (ratio <= high), 0.0)
+        if self.mode.endswith("truncate"):
+            return ratio.clamp(low, high)
+        return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
 @dataclass(frozen=True)
