@@ -23,6 +23,8 @@ def run_here(*words: str, cwd: Path, **environment: str) -> CompletedProcess[str
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), kept_handlers("mmrl.loading"):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["mmrl", *words])
+        # the program's name would be pytest's
+        patch.setattr(sys.modules["__main__"], "__package__", None, raising=False)
         for name, value in {TRACEBACK: "", "COLUMNS": "100", **environment}.items():
             patch.setenv(name, value)
         with redirect_stdout(out), redirect_stderr(err):
