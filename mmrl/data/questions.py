@@ -154,9 +154,16 @@ class Questions:
         return kind, _LONE if is_lone else f"{kind} (guessed)"
 
     def _letters(self, answer: Cell, options: tuple[str, ...]) -> str:
-        """The right letters: "A,C". ValueError for an answer that names no option, or two different ones."""
+        """The right letters: "A,C". ValueError for an answer that names no option, two different ones, or one of two alike."""
         listed = cast(Sequence[Cell], answer) if isinstance(answer, list | tuple) else [answer]
-        return ",".join(letter for item in listed for letter in self._letters_of(item, options))
+        right = [letter for item in listed for letter in self._letters_of(item, options)]
+        wordings = [options[LETTERS.index(letter)] for letter in right if options]
+        if twice := next((text for text in wordings if options.count(text) > wordings.count(text)), None):
+            same = " and ".join(letter for letter, text in zip(LETTERS, options, strict=False) if text == twice)
+            raise ValueError(
+                f"options {same} are alike ({twice[:80]!r}), so that a right answer counts as wrong: write other wordings"
+            )
+        return ",".join(right)
 
     def _letters_of(self, answer: Cell, options: tuple[str, ...]) -> list[str]:
         text = str(answer).strip()
@@ -272,19 +279,10 @@ def _options(row: Row) -> tuple[str, ...]:
         found = [found[key] for key in keys]
     if found is None:
         return ()
-    if (
-        not isinstance(found, list)
-        or not 2 <= len(found) <= len(LETTERS)
-        or not all(isinstance(x, str | int | float) for x in found)
-    ):
+    if not (isinstance(found, list) and 2 <= len(found) <= len(LETTERS) and all(isinstance(x, str | int | float) for x in found)):
         raise ValueError(f"options must be a list of 2 to {len(LETTERS)} texts, not {str(found)[:80]}")
     texts = [str(option).strip() for option in found]
     labels = [_LABELLED.match(text) for text in texts]
     if all(label is not None and label[1] == letter for label, letter in zip(labels, LETTERS, strict=False)):
         texts = [_LABELLED.sub("", text, count=1) for text in texts]
-    if twice := next((text for text in texts if texts.count(text) > 1), None):
-        same = " and ".join(letter for letter, text in zip(LETTERS, texts, strict=False) if text == twice)
-        raise ValueError(
-            f"options {same} are alike ({twice[:80]!r}), so that a right answer counts as wrong: write other wordings"
-        )
     return tuple(texts)

@@ -97,6 +97,8 @@ def test_options_of_other_spellings(jsonl):
     ]
     rows = [{"question": f"What {i}?", "choices": options, "answer": "C"} for i, options in enumerate(spellings)]
     assert [prompt.columns["options"] for prompt in read(jsonl(*rows))] == [tuple(OPTIONS)] * 3
+    for right in (["A"], ["B", "C"]):
+        assert read(jsonl({"question": "What?", "choices": ["x", "y", "y"], "answer": right}))[0].answer == ",".join(right)
 
 
 def test_kinds_are_said_forced_or_guessed(jsonl, caplog):
