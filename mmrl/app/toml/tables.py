@@ -112,7 +112,7 @@ def toml_value(text: str) -> object:
 
 def said_last(words: Sequence[str]) -> list[str]:
     """The words of a command line without every `key=value` whose key a later one says again."""
-    keys = [word.partition("=")[0] for word in words]
+    keys = [word.partition("=")[0].strip() for word in words]
     return [word for i, word in enumerate(words) if "=" not in word or keys[i] not in keys[i + 1 :]]
 
 

@@ -180,7 +180,7 @@ def planned(words: list[str], hosts: list[str] | None = None, node: int = 0) -> 
 def test_one_node_of_eight_cards(tmp_path: Path, engine: str, spec: str):
     words = [
         engine,
-        "policy.engine.options=['--seed', '7']",
+        "policy.engine.options = ['--seed', '7']",
         ASKED,
         f"cluster={{gpus_per_node=8, trainers=4, engines=1, gpus_per_engine=2, rewards=['{spec}'], gpus_per_reward=1}}",
     ]
