@@ -140,7 +140,7 @@ class TrainArguments(TaskArguments):
             return configs.load(name, words)
         if self.resume is not None:
             return configs.load(str(RunDir.open(self.resume).config_file), words)
-        raise ValueError("give a config (see `mmrl ls configs`), a --task, or to mmrl train a run to --resume")
+        raise ValueError("give a config (see `mmrl ls configs`) or a --task; mmrl train also takes a run to --resume")
 
 
 @dataclass(frozen=True)
