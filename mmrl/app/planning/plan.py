@@ -157,12 +157,15 @@ class CountedRun:
             self.algorithm,
             objective=with_rewards(self.algorithm.objective, [(one.name, one.weight, one.function) for one in rewards]),
             minibatches=minibatches,
-            planner=cast(Planner, Stubborn(planner)) if worst else planner,
+            planner=planner,
         )
         trainer = Trainer(self.policy, algorithm, sampler, RewardRunner(rewards, algorithm.unscored), settings)
-        for stand_in in stand_ins:
-            # the trainer's own copy
-            stand_in.planner = trainer.collector.planner if isinstance(trainer.collector.planner, Stubborn) else None
+        if worst:
+            # of the trainer's own copy; parts that look at the planner have seen which it is
+            stubborn = Stubborn(trainer.collector.planner)
+            trainer.collector.planner = cast(Planner, stubborn)
+            for stand_in in stand_ins:
+                stand_in.planner = stubborn
         return trainer, stand_ins
 
 
