@@ -91,7 +91,7 @@ class ModelFacts:
         if isinstance(policy, CodePolicyConfig):
             return cls(count_weights(meta_model(TextPolicyConfig(policy.model), codes_of)[0]), area)
         weights, side = size_of_generator(policy)
-        kind, family = sketch_of_model(replace(policy, height=side, width=side))
+        kind, family = sketch_of_model(replace(policy, height=side, width=side) if policy.seconds is None else policy)
         parts = (
             () if policy.model.endswith(SINGLE) else ("transformer", *(["text_encoders"] if encoders_of(policy, kind) else []))
         )

@@ -281,6 +281,6 @@ def cheaper(resolved: Resolved) -> Iterator[tuple[str, Mapping[str, object]]]:
     if isinstance(policy, TextPolicyConfig) and policy.sampling.max_new_tokens > FEW_TOKENS:
         few = {"policy.sampling.max_new_tokens": FEW_TOKENS}
         yield f"shorter answers: policy.sampling.max_new_tokens={FEW_TOKENS}", few
-    if isinstance(policy, FlowPolicyConfig) and min(policy.height, policy.width) > SMALL_SIDE:
+    if isinstance(policy, FlowPolicyConfig) and policy.seconds is None and min(policy.height, policy.width) > SMALL_SIDE:
         sides = {"policy.height": SMALL_SIDE, "policy.width": SMALL_SIDE}
         yield f"smaller pictures: policy.height={SMALL_SIDE} policy.width={SMALL_SIDE}", sides
