@@ -61,8 +61,9 @@ class With:
         """Why the setting changes nothing in this part; empty where it does."""
         found = getattr(part, self.other)
         wanted = f" = {' or '.join(map(repr, self.values))}" if self.values else ""
-        is_idle = found not in self.values if self.values else not found
-        return f"it counts with {self.other}{wanted} alone, and {self.other} is {found!r}: leave it out" if is_idle else ""
+        if found in self.values if self.values else found:
+            return ""
+        return f"it counts with {self.other}{wanted} alone, and {self.other} is {found!r}: leave it out, or set {self.other}"
 
 
 Number = Annotated[float, Range()]
@@ -89,9 +90,9 @@ def check_ranges(part: object) -> None:
     cls = type(part)
     for name, hint in hints_of(cls).items():
         value = getattr(part, name)
-        marks = get_args(hint) if value != getattr(cls, name, value) else ()
-        fault = fault_of(hint, value) or next(filter(None, (one.fault(part) for one in marks if isinstance(one, With))), "")
-        if fault:
+        # a tensor, which bears no mark, would be compared number by number
+        idle = (one.fault(part) for one in get_args(hint) if isinstance(one, With) and value != getattr(cls, name, value))
+        if fault := fault_of(hint, value) or next(filter(None, idle), ""):
             raise ValueError(f"{cls.__name__}.{name} is {value!r}: {fault}")
 
 
