@@ -92,7 +92,7 @@ class OfBudgets(Beside):
         """Raises ValueError unless the planner is Budgets with the same shares, of as long an answer where the part names one."""
         super().check_beside(algorithm)
         own, theirs = vars(self), vars(algorithm.planner)
-        for name in [name for name in ("shares", "length") if name in own and own[name] != theirs[name]]:
+        for name in [name for name in ("shares", "length") if name in own and own[name] != theirs.get(name, own[name])]:
             raise ValueError(
                 f"{type(self).__name__}.{name} is {own[name]}, and algorithm.planner.{name} is {theirs[name]}: take one for both"
             )

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.beside import Beside
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import OfLevel, OldPenalty, Surrogate, actions_only, log_ratio, ratio_metrics
@@ -151,7 +150,7 @@ class KeepLikely(OldPenalty, scope="rollout"):
 
 
 @dataclass(frozen=True)
-class NegativeAwareText(OfLevel, Surrogate, Beside):
+class NegativeAwareText(OfLevel, Surrogate):
     """-w log ratio for right answers, -w log max((1 - q ratio) / (1 - q), floor) for wrong ones; q the group's success rate.
 
     NFT for text, arXiv:2505.18116 (not DiffusionNFT): wrong answers train the model of right answers through its complement. w by

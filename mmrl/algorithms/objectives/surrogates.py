@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.beside import Beside, part_numbers
+from mmrl.algorithms.beside import part_numbers
 from mmrl.algorithms.objectives.terms import (
     LOG_RATIO_BOUND,
     PLAIN,
@@ -305,7 +305,7 @@ class WithImitation(Clip):
 
 
 @dataclass(frozen=True)
-class EvenStart(Clips, ProportionalToAdvantage, Beside, level="rollout", at_first_update=None):
+class EvenStart(Clips, ProportionalToAdvantage, level="rollout", at_first_update=None):
     """Clip with one ratio per rollout, as if both beginnings had been drawn: the first token's old log p is that of its share.
 
     AdaptThink, arXiv:2505.13417, for groups of the planner ThinkOrNot: a beginning that has become rarer than half counts less.

@@ -134,8 +134,7 @@ class BudgetCuts(Twice, Beside):
         if not self.forced:
             raise ValueError("BudgetCuts.forced ends a thought that was cut: write a text, such as the mark of its end")
 
-    # with another a thought would train in each of the samples from its cuts
-    advantages = ("BudgetRelative",)
+    advantages = ("BudgetRelative",)  # with another a thought would train in each of the samples from its cuts
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Cut all thoughts; then note of each cut what its answers earned. ValueError where no answer ends its thought."""
