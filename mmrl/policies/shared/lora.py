@@ -154,7 +154,7 @@ def refuse_other_base(model: "nn.Module", folder: str) -> None:
 
 
 def refuse_other_layers(network: "nn.Module", file: Path, prefix: str, place: str) -> None:
-    """Raise ValueError for an adapter whose file's header says that its layers have other sides than the network's.
+    """Raise ValueError for an adapter whose file's header says that its linear layers have other sides than the network's.
 
     `prefix` begins the names in the file; a layer that the network does not call so, and a file without a header, say nothing.
     """
@@ -164,12 +164,12 @@ def refuse_other_layers(network: "nn.Module", file: Path, prefix: str, place: st
     with suppress(SafetensorError, OSError), safe_open(file, "pt") as saved:
         for name in saved.keys():  # noqa: SIM118 - it is no mapping
             where, _, end = name.removeprefix(prefix).partition(".lora_")
-            own, shape = getattr(getattr(layers.get(where), "weight", None), "shape", ()), saved.get_slice(name).get_shape()
-            side = {"A.weight": 1, "B.weight": 0}.get(end, -1)
-            if side >= 0 and min(len(own), len(shape)) > 1 and own[side] != shape[side]:
+            side, way = {"A.weight": (1, "in"), "B.weight": (0, "out")}.get(end, (0, ""))
+            own, shape = getattr(layers.get(where), f"{way}_features", None), saved.get_slice(name).get_shape()
+            if own is not None and len(shape) == 2 and own != shape[side]:
                 raise ValueError(
-                    f"{KEY} {place!r} was made for another model: {where} has {shape[side]} {('outputs', 'inputs')[side]} there "
-                    f"and {own[side]} in this one: take an adapter of this model, or the model that it is of"
+                    f"{KEY} {place!r} was made for another model: {where} has {shape[side]} {way}puts there and {own} in this "
+                    "one: take an adapter of this model, or the model that it is of"
                 )
 
 

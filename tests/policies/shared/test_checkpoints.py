@@ -10,8 +10,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
+from transformers.pytorch_utils import Conv1D
 
 from mmrl.app.export.export import rewrite
 from mmrl.lab.tiny.flow import pipelines
@@ -22,7 +23,7 @@ from mmrl.policies.flow.loading import load as load_flow
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.chat_templates import refuse_endless
-from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.lora import LoraSettings, refuse_other_layers
 from mmrl.policies.shared.published import refuse_variant, variants_in
 from mmrl.policies.text.loading import load as load_text
 from mmrl.policies.text.policy import TextPolicy
@@ -249,6 +250,10 @@ def test_an_adapter_of_another_model_is_refused_before_weights_load(whole, adapt
         refuse(
             ("policy.lora.adapter", "was made for another model", said), kind, str(model), lora=LoraSettings(adapter=str(folder))
         )
+    layers = nn.ModuleDict({"turned": Conv1D(48, 16), "grouped": nn.Conv2d(8, 16, 3, groups=4)})
+    sides = {"turned.lora_A": (4, 16), "turned.lora_B": (48, 4), "grouped.lora_A": (4, 8, 3, 3), "gone.lora_A": (4, 1)}
+    save_file({f"{name}.weight": torch.zeros(shape) for name, shape in sides.items()}, file)
+    refuse_other_layers(layers, file, "", "theirs")
 
 
 def test_names_of_files_tell_variants(tmp_path: Path):
