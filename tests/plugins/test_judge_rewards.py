@@ -26,7 +26,7 @@ from tests.support.rude_servers import answers, hears_nothing, rude, without_pau
 
 
 class Server:
-    """An OpenAI-compatible server: `answer(text, pictures)` is a string, an object for the whole body, or (status, headers)."""
+    """An OpenAI-compatible server: `answer(text, pictures)` is a string, an object for the body, or (status, headers) in both."""
 
     def __init__(self, answer, url=""):
         self.answer, self.asked, self.url, self.busy, self.most = answer, [], url, 0, 0
@@ -49,7 +49,7 @@ class Server:
             self.busy -= 1
         status, headers = said if isinstance(said, tuple) else (200, {})
         if status != 200:
-            said = {"error": "as told"}
+            said = {"error": "as told"} | headers
         elif isinstance(said, str):
             said = completion(said)
         data = said if isinstance(said, bytes) else json.dumps(said).encode()
@@ -234,12 +234,14 @@ def test_no_server_and_slow_servers(reward):
 
 
 def test_a_model_that_the_server_neither_lists_nor_knows_is_refused_before_the_run(serve):
-    server = serve(lambda *_: {"gone": (404, {}), "busy": (503, {})}.get(server.asked[-1][0]["model"], "5"))
-    for model in ("", "small-judge", "alias", "busy"):
+    said = {"gone": (404, {}), "busy": (503, {}), "odd": (400, {"of": "model"}), "thinks": (400, {"of": "max_tokens, model"})}
+    server = serve(lambda *_: said.get(server.asked[-1][0]["model"], "5"))
+    for model in ("", "small-judge", "alias", "busy", "thinks"):
         server.endpoint(model=model).ready()
-    assert [(asked["model"], asked["max_tokens"]) for asked, _ in server.asked] == [("alias", 1), ("busy", 1)]
-    words = "answered 404.*: set server.model to one that the server lists, small-judge$"
-    refused(words, server.endpoint(model="gone").ready, error=RewardUnavailableError)
+    assert [(asked["model"], asked["max_tokens"]) for asked, _ in server.asked] == [("alias", 1), ("busy", 1), ("thinks", 1)]
+    for model, status in (("gone", 404), ("odd", 400)):
+        words = f"answered {status}.*: set server.model to one that the server lists, small-judge$"
+        refused(words, server.endpoint(model=model).ready, error=RewardUnavailableError)
 
 
 def test_keys_come_from_the_environment(serve, reward, monkeypatch):

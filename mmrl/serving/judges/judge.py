@@ -146,11 +146,11 @@ class Endpoint(ServedModel):
     def greet(self, deadline: float) -> Sequence[str]:
         names = super().greet(deadline) if self.model else [first_model(self, deadline)]
         if self.model and names and self.model not in names:
-            # servers know names that they do not list: the question decides
+            # servers know names that they do not list: the question decides, unless one token is too little for a thought
             try:
                 request(self, "/chat/completions", body_of(self, self.model, Question("1")) | {"max_tokens": 1}, deadline)
             except JudgeError as error:
-                if re.search("answered (404|400: .*model)", str(error)):
+                if re.search("answered (404|400: (?!.*token).*model)", str(error)):
                     known = words(", ".join(names))
                     raise RewardUnavailableError(f"{error}: set server.model to one that the server lists, {known}") from None
         return names
