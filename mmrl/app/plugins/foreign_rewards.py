@@ -101,8 +101,8 @@ class TrlReward:
 
     def __post_init__(self) -> None:
         # an object that remembers is saved with the run; a network's weights do not move
-        if hasattr(self.function, "load_state_dict") and not hasattr(self.function, "named_parameters"):
-            vars(self).update({name: getattr(self.function, name) for name in ("state_dict", "load_state_dict")})
+        memory = {name: getattr(self.function, name, None) for name in ("state_dict", "load_state_dict")}
+        vars(self).update(memory if all(memory.values()) and not hasattr(self.function, "named_parameters") else {})
         if taken := sorted({*self.columns} & {*GIVEN}):
             raise ValueError(f"columns.{taken[0]} would take the place of what every reward for TRL is given: leave it out")
 

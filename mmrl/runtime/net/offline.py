@@ -9,7 +9,7 @@ from mmrl.runtime.net.fetch import AnswerError, DeadlineError, HttpRequest, Unre
 
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 ANSWER_S = 8.0
-"""Seconds that the hub has for its first answer."""
+"""Seconds that the hub has for each of its first two answers."""
 _TROUBLES: dict[str, str] = {}
 """Address of a hub -> why it cannot be asked; empty where it can."""
 
