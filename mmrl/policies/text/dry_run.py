@@ -69,13 +69,12 @@ def meta_model(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_
     """The model as `loading.load` prepares it, without weights, from its config.json; raises as that does."""
     model_config = loading.load_config(config)
     family = kind(model_config)
-    options: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
+    half = config.dtype == "bfloat16" and (frozen or config.lora is not None)
+    options: dict[str, object] = {"dtype": torch.bfloat16 if half else torch.float32}
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
-    half = config.dtype == "bfloat16" and (frozen or config.lora is not None)
-    options["dtype"] = torch.bfloat16 if half else torch.float32
     with torch.device("meta"):
-        model = loading.model_class(model_config).from_config(model_config, **options)
+        model = loading.without_weights(model_config, config, **options)
         loading.switch_off_dropout(model)
         if config.weights == "nf4" or method_of(model_config) is not None:
             loading.refuse_other_codes(model_config, config)

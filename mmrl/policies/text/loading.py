@@ -81,9 +81,7 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
         remote["variant"] = config.variant
     dtype = torch.bfloat16 if half else torch.float32
     if not frozen and config.lora is not None and config.lora.adapter is not None:
-        with torch.device("meta"):
-            bare = model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code)
-        refuse_other_base(bare, config.lora.adapter)
+        refuse_other_base(without_weights(model_config, config), config.lora.adapter)
     if config.weights == "nf4" or method_of(model_config) is not None:
         refuse_other_codes(model_config, config)
         model: Any = load_quantized(config, model_config, family, dtype, remote)
@@ -126,6 +124,14 @@ def check_processor(processor: Any, model: str, family: Family) -> None:
     kind = "vision-language model" if "image" in family.sees else "model"
     lacking = "image processor" if blind else "feature extractor of sounds" if deaf else "chat template"
     raise ValueError(f"policy.model {model!r} has no {lacking}: use an instruction-tuned {kind}")
+
+
+def without_weights(model_config: object, config: TextPolicyConfig, **settings: object) -> Any:
+    """The model on the meta device; as where it is loaded, code of its own may look at numbers that it spaces evenly."""
+    from transformers.initialization import meta_device_safe_creation_ops
+
+    with torch.device("meta"), meta_device_safe_creation_ops():
+        return model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code, **settings)
 
 
 def load_weights(model: str, model_config: object, **settings: object) -> nn.Module:
@@ -375,8 +381,7 @@ def server_model(config: TextPolicyConfig, make: bool = True) -> str:
     if config.weights == "float":
         return config.model
     place = place_of(config)
-    with torch.device("meta"):
-        model: Any = model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code)
+    model = without_weights(model_config, config)
     recipe = recipe_for(config, model, layers_to_quantize(model, family_of(model_config), config.quantized.parts))
     if recipe is None:
         raise ValueError(
@@ -408,9 +413,7 @@ def load_quantized(
     if stored:
         refuse_idle_codes(config)
     plain = plain_config(model_config)
-    with torch.device("meta"):
-        code: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
-        model: Any = model_class(plain).from_config(plain, **code)
+    model = without_weights(plain, config)
     if config.quantized.embeddings == "host":
         rest_on_host(model, config.model)
     names = [] if stored else layers_to_quantize(model, family, config.quantized.parts)

@@ -11,7 +11,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForImageTextToText
+from torch.utils._device import _device_constructors as device_functions
+from transformers import AutoModelForImageTextToText, Qwen2_5_VLForConditionalGeneration
 from transformers.pytorch_utils import Conv1D
 
 from mmrl.app.export.export import rewrite
@@ -254,6 +255,15 @@ def test_an_adapter_of_another_model_is_refused_before_weights_load(whole, adapt
     sides = {"turned.lora_A": (4, 16), "turned.lora_B": (48, 4), "grouped.lora_A": (4, 8, 3, 3), "gone.lora_A": (4, 1)}
     save_file({f"{name}.weight": torch.zeros(shape) for name, shape in sides.items()}, file)
     refuse_other_layers(layers, file, "", "theirs")
+
+
+def test_a_model_that_looks_at_a_number_as_it_is_made_takes_an_adapter(whole, adapters, monkeypatch: pytest.MonkeyPatch):
+    init = Qwen2_5_VLForConditionalGeneration.__init__
+    monkeypatch.setattr(
+        Qwen2_5_VLForConditionalGeneration, "__init__", lambda *a: (init(*a), torch.linspace(0, 1, 2).tolist())[0]
+    )
+    device_functions.cache_clear()  # torch remembers which functions make tensors, also those that stood in for others
+    load("text", whole["text"], lora=LoraSettings(adapter=str(adapters["text"])))
 
 
 def test_names_of_files_tell_variants(tmp_path: Path):
