@@ -94,7 +94,7 @@ def ran(case: Case, folder: Path, where: str, limit: float) -> dict[str, Any]:
     code, said = mmrl([*words, f"output={out}"], env, limit)
     other = Path(f"{out}_resumed")
     if case.resumed and not code:
-        first, _ = mmrl([*words, "steps=1", f"output={other}"], env, limit)
+        first, _ = mmrl([*(word for word in words if word != "steps=2"), "steps=1", f"output={other}"], env, limit)
         code, said = (first, "") if first else mmrl(["train", "--resume", str(other), "steps=2"], env, limit)
     found: dict[str, Any] = {"code": code, "seconds": round(time.monotonic() - start, 1)}
     if code:

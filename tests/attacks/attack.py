@@ -14,6 +14,8 @@ from threading import RLock
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
+from mmrl.app.toml.tables import said_last
+
 MEMORY = 8 << 30
 LIMIT_S = 60.0
 LONGEST_MESSAGE = 2000
@@ -82,14 +84,14 @@ def begin(
     prefix: Sequence[str] = (),
     **streams: Any,
 ) -> "subprocess.Popen[str]":
-    """Start `mmrl ARGUMENTS` in a folder and a session of its own, offline and with bounded memory.
+    """Start `mmrl ARGUMENTS` in a folder and a session of its own, offline and with bounded memory; of a key the last value.
 
     Args:
         before: called in the new process, to limit it.
         prefix: the words of a program that runs it.
     """
     return subprocess.Popen(
-        [*prefix, sys.executable, "-m", "mmrl", *arguments],
+        [*prefix, sys.executable, "-m", "mmrl", *said_last(arguments)],
         cwd=folder,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
         stdin=subprocess.DEVNULL,

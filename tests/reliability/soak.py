@@ -32,12 +32,7 @@ SHORT = [
 ]
 CACHED = ["reward.1.call.cache=9"]
 MOVING = ["optimizer.lr_schedule=linear", "optimizer.warmup_steps=3", "policy.lora.rank=2", "evaluation.weights=ema"]
-TEXT = [
-    "algorithm.minibatches=2",
-    "algorithm.epochs=2",
-    "policy.sampling.max_new_tokens=6",
-    "evaluation.sampling.temperature=1.0",
-]
+TEXT = ["algorithm.minibatches=2", "algorithm.epochs=2", "policy.sampling.max_new_tokens=6", "evaluation.sampling.temperature=1"]
 KINDS: dict[str, tuple[str, list[str]]] = {
     "text": ("tiny/image", [*EVERY_STEP, *SHORT, *CACHED, *MOVING, *TEXT, "data.size=7"]),
     "video": ("tiny/clips", [*EVERY_STEP, *SHORT, *CACHED, *MOVING, "policy.sampling.max_new_tokens=6", "data.size=5"]),

@@ -18,6 +18,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.run.signals import Listener, listen
+from mmrl.app.toml.tables import said_last
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group
 from mmrl.training.callbacks import Callback
@@ -182,7 +183,7 @@ def test_the_second_signal_leaves_at_once():
 def stopped(words: list[str], number: signal.Signals) -> str:
     """What `mmrl train` says on stderr when it is asked to stop after its first step."""
     reading, writing = os.pipe()
-    run = forked.begin(["-m", "mmrl", "train", *words], ".", [{}], writing, writing)
+    run = forked.begin(["-m", "mmrl", "train", *said_last(words)], ".", [{}], writing, writing)
     os.close(writing)
     said = ""
     with open(reading) as lines:
