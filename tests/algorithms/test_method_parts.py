@@ -222,18 +222,17 @@ def test_totals_between_wrong_and_right_are_one_of_both(name: str):
 
 
 def test_groups_whose_spans_scatter_count_less():
-    reward, rows = load("pseudo_span", "rewards")(), rows_of(["a"] * 6, [0] * 3 + [1] * 3)
+    reward, clip = load("pseudo_span", "rewards"), Prompt("clip", columns={"duration": 10.0})
     near, far = ("2 to 6", "3 to 7", "3 to 6"), ("0 to 5", "3 to 9", "1 to 9")
-    answered = [
-        answer
-        for spans in (near, far)
-        for answer in reward(Group(0, Prompt("clip", columns={"duration": 10.0}), tuple(map(Sample, spans))))
-    ]
+    answered = [one for spans in (near, far) for one in reward()(Group(0, clip, tuple(map(Sample, spans))))]
+    rows = rows_of(["a"] * 6, [0] * 3 + [1] * 3)
     found = values(PRESETS["urpa"].advantage, [answer.value for answer in answered], rows)
     alike = values(GroupNorm(scale="none"), [answer.parts["agreement"] for answer in answered], rows)
     first, second = (float(found[i] / alike[i]) for i in (0, 3))
     trust = [answer.parts["trust"] for answer in answered]
     assert second / first == pytest.approx(trust[3] / trust[0]) and trust[3] < 0.9 * trust[0]
+    off = Group(0, clip, tuple(map(Sample, ("<answer>2 to 6</answer>", "<answer>2 to 6</answer>", "0 to 9"))))
+    assert [one.value for one in reward(template="direct")(off)] == [1, 1, 0], "a text off its template has no vote"
 
 
 def test_pictures_have_no_tokens_to_compare():
