@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrl.answers.block import answer_block, keeps_format, opened_text
+from mmrl.answers.block import InTemplate, answer_block, keeps_format, opened_text
 from mmrl.answers.choices import LETTERS, choice_score, parse_choices
 from mmrl.answers.numbers import Number, is_close, parse_number, regression_score, relative_accuracy
 from mmrl.answers.words import error_rate, rouge
-from mmrl.core.samples import Sample
+from mmrl.core.samples import Group, Prompt, Sample, Scored
 from tests.support.each import for_each
 from tests.support.refused import refused
 
@@ -20,20 +20,12 @@ from tests.support.refused import refused
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("<answer> B </answer>", "B"),
-        ("<answer>A</answer> no, <answer>B</answer>", "B"),
-        ("<answer>A</answer> no, <answer>B", "A"),
-        ("<answer>A <answer>B</answer>", "B"),
-        ("plain", "plain"),
-        ("<think>A</think> B", "B"),
-        ("A</think> B", "B"),
-        ("<think>A, cut", ""),
-        ("<think>A? <answer>A</answer>, but", ""),
-        ("<think>So <answer>A</answer>\n", "A"),
-        ("</answer><answer>", "</answer><answer>"),
-        ("", ""),
+        ("<answer> B </answer>", "B"), ("<answer>A</answer> no, <answer>B</answer>", "B"),
+        ("<answer>A</answer> no, <answer>B", "A"), ("<answer>A <answer>B</answer>", "B"), ("plain", "plain"),
+        ("<think>A</think> B", "B"), ("A</think> B", "B"), ("<think>A, cut", ""), ("<think>A? <answer>A</answer>, but", ""),
+        ("<think>So <answer>A</answer>\n", "A"), ("</answer><answer>", "</answer><answer>"), ("", ""), ("<think>", ""),
     ],
-)
+)  # fmt: skip
 def test_answer_block(text, answer):
     assert answer_block(text) == answer
 
@@ -41,6 +33,12 @@ def test_answer_block(text, answer):
 def test_a_text_stands_behind_the_tag_that_its_template_opened():
     texts = {("B", ""): "B", ("B", "<think>"): "<think>B", ("\n<think>x</think>B", "<think>"): "\n<think>x</think>B"}
     assert {key: opened_text(Sample(key[0], opened=key[1])) for key in texts} == texts
+
+
+def test_a_text_off_its_template_scores_0_even_where_no_text_would_score_more():
+    group = Group(0, Prompt("p"), (Sample("x"), Sample("<answer>x</answer>"), Sample("<answer></answer>")))
+    found = InTemplate(template="direct").score_each(group, lambda x: Scored(3.0 - len(answer_block(x.text or "")), {"a": 1.0}))
+    assert found == [Scored(value, {"a": 1.0, "format": kept}) for value, kept in ((0.0, 0.0), (2.0, 1.0), (3.0, 1.0))]
 
 
 FORMATS = {
