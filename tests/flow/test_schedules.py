@@ -139,7 +139,7 @@ NONSENSE = [
     (partial(RolloutPlan, TRAINED, base_from=1), r"from step 1 on, .*evaluation\.base_from"),
     (partial(RolloutPlan, (StepPlan(),), forward=TimeSampler(), guidance=1.0), r"set policy\.guidance"),
     (partial(OneStep, 6, low=4, high=4), "no step from low = 4 up to high = 4 of 6"),
-    (partial(OneStep, 6, high=4, cap=0.45), r"only flow_sde has.*'wan'"),
+    (partial(OneStep, 6, high=4, cap=0.45), r"cap is 0.45: it counts with dynamics = 'flow_sde' alone, and dynamics is 'wan'"),
     (partial(RolloutPlan, (replace(TRAINED[0], branch=2), StepPlan()), shape="tree", noisy_at=0), "whole chains"),
     (partial(RandomSubset, 4, (0, 1, 2, 3), 1), "RandomSubset"),
     (partial(Tree, 8, (0, 3), window=(6, 4)), r"Tree.window is \(6, 4\): 4 steps from step 6 on do not fit into 8 steps"),
