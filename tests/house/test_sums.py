@@ -15,9 +15,9 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 91_792,
-    "lines of all shipped Python": 100_553,
-    "lines of tests/": 85_131,
+    "lines of mmrl/": 91_769,
+    "lines of all shipped Python": 100_509,
+    "lines of tests/": 85_120,
     "files of mmrl/ under 60 lines, outside shelves": 28,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 75_000,
