@@ -44,7 +44,7 @@ class Beside:
         beside = (("planner", algorithm.planner, self.planners), ("advantage", algorithm.advantage, self.advantages))
         for slot, part, wanted in beside:
             found = type(part).__name__
-            if wanted and found not in wanted and type(part).__module__.startswith("mmrl."):
+            if wanted and found not in wanted and type(part).__module__.startswith("mmrl.algorithms."):
                 raise ValueError(
                     f"{type(self).__name__} is made for the {slot} {' or '.join(wanted)}, and algorithm.{slot} is {found}: set "
                     f"algorithm.{slot}.kind = {wanted[0]!r}"

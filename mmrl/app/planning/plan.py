@@ -157,15 +157,12 @@ class CountedRun:
             self.algorithm,
             objective=with_rewards(self.algorithm.objective, [(one.name, one.weight, one.function) for one in rewards]),
             minibatches=minibatches,
-            planner=planner,
+            planner=cast(Planner, Stubborn(planner)) if worst else planner,
         )
         trainer = Trainer(self.policy, algorithm, sampler, RewardRunner(rewards, algorithm.unscored), settings)
-        if worst:
-            # of the trainer's own copy; parts that look at the planner have seen which it is
-            stubborn = Stubborn(trainer.collector.planner)
-            trainer.collector.planner = cast(Planner, stubborn)
-            for stand_in in stand_ins:
-                stand_in.planner = stubborn
+        for stand_in in stand_ins:
+            # the trainer's own copy
+            stand_in.planner = trainer.collector.planner if isinstance(trainer.collector.planner, Stubborn) else None
         return trainer, stand_ins
 
 
