@@ -197,7 +197,8 @@ def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False, va
     from transformers import AutoConfig
 
     from mmrl.policies.shared.lora import LoraSettings, load_adapter
-    from mmrl.policies.text.loading import load_weights, writing_part
+    from mmrl.policies.text.families import writing_part
+    from mmrl.policies.text.loading import load_weights
 
     config = writing_part(AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code))
     stored = config.dtype or torch.float32
@@ -281,8 +282,7 @@ def named_model(base: str, stored: StoredWeights) -> tuple[Any, Mapping[str, str
     from transformers import AutoConfig
 
     from mmrl.policies.shared.quantized.load import checkpoint_names
-    from mmrl.policies.text.families import model_class
-    from mmrl.policies.text.loading import writing_part
+    from mmrl.policies.text.families import model_class, writing_part
 
     config = writing_part(AutoConfig.from_pretrained(base))
     model: Any = model_class(config).from_config(config)

@@ -32,7 +32,7 @@ from mmrl.policies.shared.quantized.load import find_stored_layers, load_in_code
 from mmrl.policies.shared.quantized.table import NF4, file_of, files_by, files_in, method_of
 from mmrl.policies.shared.teachers import adapter_of, beside_the_trained
 from mmrl.policies.shared.weights import whole
-from mmrl.policies.text.families import Family, belongs, family_of, hears_alone, is_text_only, model_class
+from mmrl.policies.text.families import Family, belongs, family_of, hears_alone, is_text_only, model_class, writing_part
 from mmrl.policies.text.families.base import extractor_of
 from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.read.packable import prepare_packing, refuse_unable, shares_prompts
@@ -193,11 +193,6 @@ def load_config(config: TextPolicyConfig) -> Any:
     if not remote and (refusal := refusal_of(kind, found.is_encoder_decoder)) is not None:
         raise ValueError(f"policy.model {name!r} is of type {kind}, which {refusal}: `mmrl ls families --all` lists what trains")
     return found
-
-
-def writing_part(config: Any) -> Any:
-    """The config of the part that writes text, of a model of several parts; else the same."""
-    return getattr(config, "thinker_config", config)
 
 
 @contextmanager

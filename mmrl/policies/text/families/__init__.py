@@ -75,3 +75,8 @@ def model_class(model_config: object) -> Any:
     if hears_alone(model_config):
         return AutoModelForMultimodalLM
     return AutoModelForCausalLM if is_text_only(model_config) else AutoModelForImageTextToText
+
+
+def writing_part(config: Any) -> Any:
+    """The config of the part that writes text, of a model of several parts; else the same."""
+    return getattr(config, "thinker_config", config)
