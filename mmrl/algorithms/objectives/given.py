@@ -21,9 +21,8 @@ from mmrl.runtime.ranges import CountOrNone, NonNegative, Number, Positive, Rang
 from mmrl.runtime.tensors import masked_mean
 
 Kind = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "nca_pair"]
-MEANS = ("sigmoid_norm", "ipo")
-"""Losses of mean log-probabilities."""
 SUMS = ("sigmoid", "hinge", "robust", "apo_zero", "nca_pair")
+"""Losses of summed log-probabilities; the others take means."""
 TURNED = ("sigmoid", "sigmoid_norm", "robust")
 """Losses that know what a pair costs that is the wrong way round."""
 
@@ -95,7 +94,7 @@ class Preference(OfTheGroup, OfPairs, reads=(LOGPROBS, REF_LOGPROBS)):
         logprobs = actions_only(readings[LOGPROBS], mask)
         moved = logprobs - actions_only(readings[REF_LOGPROBS], mask)
         same = ids[:, None] == ids
-        of_rows = masked_mean(moved, mask, dim=1) if self.loss in MEANS else (moved * self.weights(mask, same)).sum(1)
+        of_rows = (moved * self.weights(mask, same)).sum(1) if self.loss in SUMS else masked_mean(moved, mask, dim=1)
         sign, same = batch.advantages[:, 0].sign().to(of_rows), same.to(of_rows)
         chosen, rejected = same @ (of_rows * (sign > 0)), same @ (of_rows * (sign < 0))
         beta, margin = self.betas(batch, of_rows), chosen - rejected
