@@ -15,8 +15,8 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 91_765,
-    "lines of all shipped Python": 100_505,
+    "lines of mmrl/": 91_762,
+    "lines of all shipped Python": 100_502,
     "lines of tests/": 85_120,
     "files of mmrl/ under 60 lines, outside shelves": 28,
     "names that several classes of mmrl/ bear": 11,

@@ -62,11 +62,8 @@ def check_launch(accelerator: Any, environment: Mapping[str, str]) -> None:
     """ValueError where the run would silently be another one than was asked for."""
     world, kind = accelerator.num_processes, accelerator.distributed_type.value
     asked = {name: int(value) for name in DECLARED if (value := environment.get(name, "")).isdigit()}
-    asked |= (
-        {"accelerate launch": processes_asked_for(command_of(os.getppid()))}
-        if "ACCELERATE_MIXED_PRECISION" in environment
-        else {}
-    )
+    if "ACCELERATE_MIXED_PRECISION" in environment:
+        asked["accelerate launch"] = processes_asked_for(command_of(os.getppid()))
     found = next((name for name in asked if asked[name] > 1), None)
     if world == 1 and found is not None:
         raise ValueError(
